@@ -1,0 +1,15 @@
+"""Django's view of the app."""
+
+from django.apps import AppConfig
+from django.utils.translation import gettext_lazy as _
+
+
+class PortalConfig(AppConfig):
+    """The app ``portal``: project plumbing and accounts."""
+
+    name = "portal"
+    verbose_name = _("Accounts")
+
+    def ready(self) -> None:
+        """Register the system checks."""
+        from portal import checks  # noqa: F401  # importing registers them

@@ -1,0 +1,11 @@
+"""Django's view of the app."""
+
+from django.apps import AppConfig
+from django.utils.translation import gettext_lazy as _
+
+
+class RentalConfig(AppConfig):
+    """The app rental."""
+
+    name = "rental"
+    verbose_name = _("Rental")
