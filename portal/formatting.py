@@ -1,7 +1,7 @@
 """How numbers are written: money, durations, ages. Pure functions: no clock, no settings, no active language.
 
 Amounts arrive as integers, either in micros (µ, a millionth of the currency's main unit) or in ticks
-(1 tick = 1 µ × 1 s / 1 h, so 3600 ticks = 1 µ). Nothing here passes through a float. A `Style` carries what a
+(seconds times micros per hour, so 3600 ticks = 1 µ). Nothing here passes through a float. A `Style` carries what a
 language changes; `portal.templatetags.lessor` builds it from the active one, the API does not format at all.
 """
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 TICKS_PER_MICRO = 3600
 MICROS_PER_UNIT = 1_000_000
+_MICRO_DIGITS = 6
 
 # Minor digits by ISO 4217 where they are not 2.
 _MINOR_DIGITS: Mapping[str, int] = {
@@ -47,7 +48,7 @@ _NO_BREAK = "\u00a0"
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """What a language changes. The sentences take `{h}`, `{m}`, `{s}`, `{n}`; `{m}` and `{s}` come padded to two digits."""
+    """What a language changes. Sentences take `{h}`, `{m}`, `{s}` or `{n}`; a part after a larger one has 2 digits."""
 
     decimal: str = "."
     group: str = ","
@@ -66,7 +67,7 @@ ENGLISH = Style()
 
 
 def minor_digits(currency: str) -> int:
-    """Decimals of the currency's smallest coin: 2 for USD, 0 for JPY, 3 for KWD. ValueError unless it is three capitals."""
+    """Decimals of the currency's smallest coin: 2 for USD, 0 for JPY, 3 for KWD. ValueError if it is no ISO code."""
     if not _CURRENCY.fullmatch(currency):
         raise ValueError(f"{currency!r} is not an ISO 4217 currency code")
     return _MINOR_DIGITS.get(currency, 2)
@@ -89,7 +90,7 @@ def decimal(numerator: int, denominator: int, digits: int, style: Style = ENGLIS
 
 
 def with_currency(number: str, currency: str, style: Style = ENGLISH) -> str:
-    """`$1.50`, `−$1.50`; a currency without a symbol of its own as `KWD 1.500`."""
+    """Puts `$` between sign and number; a currency without a symbol of its own is written as `KWD 1.500`."""
     sign, number = (_MINUS, number[1:]) if number.startswith(_MINUS) else ("", number)
     symbol = style.symbols.get(currency)
     return f"{sign}{symbol}{number}" if symbol else f"{sign}{currency}{_NO_BREAK}{number}"
@@ -110,7 +111,7 @@ def ticks_money(ticks: int, currency: str, style: Style = ENGLISH, *, extra: int
 def price_per_hour(micros: int, currency: str, style: Style = ENGLISH) -> str:
     """A price must not be rounded for show: as many decimals as it has, at least those of the currency."""
     digits = minor_digits(currency)
-    while digits < 6 and micros * 10**digits % MICROS_PER_UNIT:
+    while digits < _MICRO_DIGITS and micros * 10**digits % MICROS_PER_UNIT:
         digits += 1
     return with_currency(decimal(micros, MICROS_PER_UNIT, digits, style), currency, style)
 
@@ -121,7 +122,7 @@ def price_per_second(micros_per_hour: int, currency: str, style: Style = ENGLISH
 
 
 def duration(seconds: int, style: Style = ENGLISH) -> str:
-    """`18 s`, `11 min 40 s`, `3 h 42 min 18 s`. Hours are not folded into days: bills count them. Negative counts as 0."""
+    """`18 s`, `11 min 40 s`, `3 h 42 min 18 s`. Bills count hours, so they are not folded into days. Negative is 0."""
     minutes, s = divmod(max(0, seconds), 60)
     h, m = divmod(minutes, 60)
     if h:
