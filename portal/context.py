@@ -14,7 +14,7 @@ THEMES = ("auto", "light", "dark")
 
 
 def shell(request: HttpRequest) -> dict[str, Any]:
-    """Context of base.html; the balance comes lazily from ``request.balance`` (billing/context.py)."""
+    """Context of base.html; the balance comes from billing/context.py."""
     theme = request.COOKIES.get("theme", "auto")
     facts: dict[str, Any] = {
         "theme": theme if theme in THEMES else "auto",

@@ -22,6 +22,8 @@ if not SECRET_KEY:
 ALLOWED_HOSTS = env.words("ALLOWED_HOSTS", ["localhost", "127.0.0.1", "[::1]"])
 # Where people and nodes reach the portal; used in mails and in the enrolment command.
 PORTAL_URL = env.text("PORTAL_URL", "http://localhost:8000").rstrip("/")
+# Asked by the presence task: does the portal itself receive? Set it where PORTAL_URL does not lead here from inside.
+PRESENCE_URL = env.text("PRESENCE_URL", f"{PORTAL_URL}/healthz")
 HTTPS = PORTAL_URL.startswith("https://")
 CSRF_TRUSTED_ORIGINS = [PORTAL_URL]
 SITE_NAME = env.text("SITE_NAME", "Lessor")
@@ -74,6 +76,7 @@ TEMPLATES = [
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
                 "portal.context.shell",
+                "billing.context.balance",
             ],
             "builtins": ["django.templatetags.i18n", "django.templatetags.static", "portal.templatetags.lessor"],
         },
@@ -247,7 +250,9 @@ PULL_S = 30
 QUIET_AFTER_S = 90  # no contact for this long: no new leases on the node, its meter is provisional
 SILENCE_S = env.number("SILENCE_S", 900, least=QUIET_AFTER_S)  # then its leases are node_lost
 BOOT_GRACE_S = 90  # after the portal was away itself, silence starts to count only this much later
-START_TIMEOUT_S = env.number("START_TIMEOUT_S", 900, least=30)  # an order that is not ready by then fails, free of charge
+START_TIMEOUT_S = env.number(
+    "START_TIMEOUT_S", 900, least=30
+)  # an order that is not ready by then fails, free of charge
 STOP_GRACE_S = 30
 ENROLMENT_HOURS = 24
 SSH_PORT = env.number("SSH_PORT", 2222, least=1)

@@ -91,6 +91,7 @@ class Lease(models.Model):
     ready_at = models.DateTimeField(_("ready"), null=True, editable=False)
     deadline_at = models.DateTimeField(_("ends at the latest"), null=True, editable=False)
     confirmed_at = models.DateTimeField(null=True, editable=False, help_text="last moment the node vouched for it")
+    kept_at = models.DateTimeField(null=True, editable=False, help_text="the renter asked to keep it; the idle clock restarts here")
     stop_requested_at = models.DateTimeField(null=True, editable=False)
     ended_at = models.DateTimeField(_("ended"), null=True, editable=False)
 

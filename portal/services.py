@@ -1,0 +1,75 @@
+"""Verbs on accounts: tenants, audit. SSH keys and tokens have their own modules (portal/keys.py, portal/tokens.py)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django.db import transaction
+
+from portal.errors import NotAllowed
+from portal.models import AuditEvent, Membership, Tenant, User
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from django.db.models import Model
+    from django.http import HttpRequest
+
+    from portal.actor import Actor
+
+
+def audit(*, actor: Actor, action: str, obj: Model, tenant: Tenant | None = None, data: dict[str, Any] | None = None) -> None:
+    """One row: who did ``action`` (``lease.requested``) to ``obj``. Call it inside the transaction of the change.
+
+    ``data`` holds facts for people, never a secret.
+    """
+    AuditEvent.objects.create(
+        actor=actor.user,
+        actor_label=actor.label,
+        token=actor.token,
+        tenant=tenant,
+        action=action,
+        object_type=obj._meta.model_name or "",
+        object_id=str(obj.pk),
+        data=data or {},
+        ip=actor.ip,
+    )
+
+
+@transaction.atomic
+def ensure_personal_tenant(user: User) -> Tenant:
+    """The user's own tenant, made at sign-up. Safe to call again."""
+    membership = (
+        Membership.objects.select_related("tenant")
+        .filter(user=user, role=Membership.Role.OWNER, tenant__kind=Tenant.Kind.PERSONAL)
+        .first()
+    )
+    if membership:
+        return membership.tenant
+    User.objects.select_for_update().get(pk=user.pk)  # two first requests at once make one tenant
+    tenant = Tenant.objects.filter(memberships__user=user, kind=Tenant.Kind.PERSONAL).first()
+    if tenant is None:
+        tenant = Tenant.objects.create(name=user.email[:120], kind=Tenant.Kind.PERSONAL)
+        Membership.objects.create(tenant=tenant, user=user, role=Membership.Role.OWNER)
+    return tenant
+
+
+def current_tenant(request: HttpRequest) -> Tenant:
+    """The tenant a signed-in person works for: the one chosen in the session, else the personal one."""
+    cached: Tenant | None = getattr(request, "_lessor_tenant", None)
+    if cached is not None:
+        return cached
+    user = request.user
+    if not isinstance(user, User):
+        raise NotAllowed("Sign in first.", code="not_authenticated")
+    chosen = request.session.get("tenant") if hasattr(request, "session") else None
+    tenant = Tenant.objects.filter(pk=chosen, memberships__user=user).first() if chosen else None
+    tenant = tenant or ensure_personal_tenant(user)
+    request._lessor_tenant = tenant  # type: ignore[attr-defined]  # once per request
+    return tenant
+
+
+def require_role(*, user: User, tenant: Tenant, roles: Sequence[str]) -> None:
+    """Refuse a member whose role does not allow this."""
+    if not Membership.objects.filter(user=user, tenant=tenant, role__in=roles).exists():
+        raise NotAllowed("Your role in this tenant does not allow this.")
