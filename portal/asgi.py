@@ -1,0 +1,8 @@
+"""Live pages: the routes under /stream/ served asynchronously (uvicorn); everything else belongs to wsgi."""
+
+import os
+
+from django.core.asgi import get_asgi_application
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.settings")
+application = get_asgi_application()

@@ -1,0 +1,27 @@
+"""Every route of the portal. Apps bring their own: ``urls`` (pages), ``api_urls`` (/api/v1/), ``node_urls`` (/api/node/v1/)."""
+
+from django.conf import settings
+from django.contrib import admin
+from django.urls import include, path
+from django.views.generic import TemplateView
+
+handler400 = "portal.views.bad_request"
+handler403 = "portal.views.permission_denied"
+handler404 = "portal.views.not_found"
+handler500 = "portal.views.server_error"
+
+urlpatterns = [
+    path("", include("portal.page_urls")),
+    path("", include("rental.urls")),
+    path("billing/", include("billing.urls")),
+    path("account/", include("allauth.account.urls")),
+    path("i18n/", include("django.conf.urls.i18n")),
+    path("admin/", admin.site.urls),
+    path("api/v1/", include("portal.api_urls")),
+    path("api/v1/", include("rental.api_urls")),
+    path("api/v1/", include("billing.api_urls")),
+    path("api/node/v1/", include("nodes.node_urls")),
+    path("api/node/v1/", include("rental.node_urls")),
+]
+if settings.DEBUG:
+    urlpatterns.append(path("states", TemplateView.as_view(template_name="portal/states.html"), name="states"))
