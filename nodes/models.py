@@ -43,6 +43,7 @@ class Node(models.Model):
     draining_since = models.DateTimeField(_("draining since"), null=True, blank=True, editable=False)
     token_digest = models.CharField(max_length=64, null=True, unique=True, editable=False)
     broker_password_digest = models.CharField(max_length=64, blank=True, editable=False, help_text="SHA-256, for ACL SETUSER #…")
+    broker_note = models.CharField(_("broker"), max_length=200, blank=True, editable=False, help_text="why it has no broker user")
 
     # Heard from the node. Liveness is last_seen_at, our own clock at receipt; the node's clock is shown, never used.
     last_seen_at = models.DateTimeField(_("last seen"), null=True, blank=True, editable=False)
@@ -66,6 +67,9 @@ class Node(models.Model):
     preflight_at = models.DateTimeField(_("preflight"), null=True, blank=True, editable=False)
     preflight_ok = models.BooleanField(_("preflight passed"), default=False, editable=False)
     preflight_checks = models.JSONField(_("preflight checks"), default=list, editable=False)
+    notices = models.JSONField(
+        _("notices"), default=list, editable=False, help_text="sentences for the operator, rewritten by each inventory"
+    )
 
     objects = NodeQuerySet.as_manager()
 
