@@ -1,0 +1,69 @@
+"""System checks of the settings (portal.E0xx, portal.W0xx): a contradiction is said at start, by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, register
+from django.core.checks import Warning as Caution
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+LEAST_SECRET: Final = 32  # characters; 32 random ones are beyond guessing, "changeme" is not
+LEAST_KINDS: Final = 5  # different characters; catches "aaaa…"
+LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+# ISO 4217, the currencies people are paid in (no metals, no test codes).
+CURRENCIES: Final = frozenset(
+    (
+        "AED AFN ALL AMD AOA ARS AUD AWG AZN BAM BBD BDT BGN BHD BIF BMD BND BOB BRL BSD BTN BWP BYN BZD CAD CDF CHF "
+        "CLP CNY COP CRC CUP CVE CZK DJF DKK DOP DZD EGP ERN ETB EUR FJD FKP GBP GEL GHS GIP GMD GNF GTQ GYD HKD HNL "
+        "HTG HUF IDR ILS INR IQD IRR ISK JMD JOD JPY KES KGS KHR KMF KPW KRW KWD KYD KZT LAK LBP LKR LRD LSL LYD MAD "
+        "MDL MGA MKD MMK MNT MOP MRU MUR MVR MWK MXN MYR MZN NAD NGN NIO NOK NPR NZD OMR PAB PEN PGK PHP PKR PLN PYG "
+        "QAR RON RSD RUB RWF SAR SBD SCR SDG SEK SGD SHP SLE SOS SRD SSP STN SVC SYP SZL THB TJS TMT TND TOP TRY TTD "
+        "TWD TZS UAH UGX USD UYU UZS VED VES VND VUV WST XAF XCD XOF XPF YER ZAR ZMW ZWG"
+    ).split()
+)
+
+
+@register
+def secret_key(app_configs: Sequence[Any] | None, **_: Any) -> list[CheckMessage]:
+    """E001: sessions, quotes and reset links are signed with SECRET_KEY."""
+    key = settings.SECRET_KEY
+    if settings.TESTING or settings.DEBUG or (len(key) >= LEAST_SECRET and len(set(key)) >= LEAST_KINDS):
+        return []
+    hint = "python3 -c 'import secrets; print(secrets.token_urlsafe(48))'"
+    return [Error(f"SECRET_KEY must be at least {LEAST_SECRET} random characters.", hint=hint, id="portal.E001")]
+
+
+@register
+def portal_url(app_configs: Sequence[Any] | None, **_: Any) -> list[CheckMessage]:
+    """E002: PORTAL_URL must be a bare address. W001: plain HTTP shows passwords and tokens to the network."""
+    parts = urlsplit(settings.PORTAL_URL)
+    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment or parts.username:
+        sentence = f"PORTAL_URL must look like https://gpu.example.org, not {settings.PORTAL_URL!r}."
+        return [Error(sentence, id="portal.E002")]
+    if parts.scheme == "http" and parts.hostname not in LOOPBACK and not parts.hostname.endswith(".localhost"):
+        hint = "Put a TLS proxy in front, set PORTAL_URL=https://… and TLS_BY_PROXY=true."
+        sentence = "PORTAL_URL is plain HTTP on a network: passwords and tokens can be read on the way."
+        return [Caution(sentence, hint=hint, id="portal.W001")]
+    return []
+
+
+@register
+def currency(app_configs: Sequence[Any] | None, **_: Any) -> list[CheckMessage]:
+    """E003: CURRENCY must be a code of ISO 4217."""
+    if settings.CURRENCY in CURRENCIES:
+        return []
+    return [Error(f"CURRENCY must be an ISO 4217 code such as USD, not {settings.CURRENCY!r}.", id="portal.E003")]
+
+
+@register
+def tls_by_proxy(app_configs: Sequence[Any] | None, **_: Any) -> list[CheckMessage]:
+    """W002: https outside and no word about the proxy means that every request looks like plain HTTP."""
+    if not settings.HTTPS or settings.TESTING or getattr(settings, "SECURE_PROXY_SSL_HEADER", None):
+        return []
+    sentence = "PORTAL_URL is https, but TLS_BY_PROXY is not set: Lessor itself speaks plain HTTP."
+    return [Caution(sentence, hint="Set TLS_BY_PROXY=true behind a proxy that sets X-Forwarded-Proto.", id="portal.W002")]
