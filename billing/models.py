@@ -1,6 +1,6 @@
 """Money: what things cost (Sku, PriceVersion, PlanPrice), what happened (LedgerEntry), what is set aside (Hold).
 
-Amounts are integer ticks: 1 tick = 1 µ of the currency × 1 s / 1 h, so 3600 ticks are one µ (billing/money.py).
+Amounts are integer ticks: 1 tick = 1 µ of the currency * 1 s / 1 h, so 3600 ticks are one µ (billing/money.py).
 The ledger is append-only; triggers on both databases refuse UPDATE and DELETE.
 """
 
@@ -30,7 +30,7 @@ class Sku(models.Model):
         GPU = "gpu", "GPU"
 
     id = models.BigAutoField(primary_key=True)
-    code = models.CharField(_("code"), max_length=128, unique=True, help_text="gpu:<model as NVML names it>")
+    code = models.CharField(_("code"), max_length=128, help_text="gpu:<model as NVML names it>")
     unit = models.CharField(_("unit"), max_length=16, choices=Unit.choices, default=Unit.GPU)
     gpu_model = models.CharField(_("GPU model"), max_length=96, blank=True, db_index=True)
     currency = models.CharField(_("currency"), max_length=3)
@@ -40,7 +40,10 @@ class Sku(models.Model):
         verbose_name = "SKU"
         verbose_name_plural = _("SKUs")
         ordering = ["code"]
-        constraints = [models.CheckConstraint(condition=Q(unit__in=["gpu"]), name="sku_unit_is_known")]
+        constraints = [
+            models.UniqueConstraint(fields=["code", "currency"], name="sku_once_per_currency"),
+            models.CheckConstraint(condition=Q(unit__in=["gpu"]), name="sku_unit_is_known"),
+        ]
 
     def __str__(self) -> str:
         return self.code
@@ -54,7 +57,8 @@ class PriceVersion(models.Model):
     number = models.PositiveIntegerField(_("version"))
     base_micros_per_hour = models.BigIntegerField(_("base, µ per hour"))
     created_at = models.DateTimeField(_("from"), default=timezone.now, editable=False)
-    created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, blank=True, related_name="+")
+    # PROTECT: SET_NULL would be an UPDATE of an append-only row. Who has set prices is deactivated, not deleted.
+    created_by = models.ForeignKey(User, on_delete=models.PROTECT, null=True, blank=True, related_name="+")
 
     class Meta:
         verbose_name = _("price version")
@@ -70,10 +74,10 @@ class PriceVersion(models.Model):
 
 
 class PlanPrice(models.Model):
-    """What a plan costs in a version: base × factor, rounded half-up to a whole µ once, here."""
+    """What a plan costs in a version: base times factor, rounded half-up to a whole µ once, here."""
 
     id = models.BigAutoField(primary_key=True)
-    version = models.ForeignKey(PriceVersion, on_delete=models.CASCADE, related_name="plan_prices")
+    version = models.ForeignKey(PriceVersion, on_delete=models.PROTECT, related_name="plan_prices")
     plan = models.CharField(_("plan"), max_length=16, choices=Plan.choices)
     factor_milli = models.PositiveIntegerField(_("factor, thousandths"))
     micros_per_hour = models.BigIntegerField(_("µ per unit and hour"))
@@ -83,7 +87,9 @@ class PlanPrice(models.Model):
         verbose_name_plural = _("plan prices")
         constraints = [
             models.UniqueConstraint(fields=["version", "plan"], name="plan_price_once"),
-            models.CheckConstraint(condition=Q(plan__in=["on_demand", "reserved", "spot"]), name="plan_price_plan_is_known"),
+            models.CheckConstraint(
+                condition=Q(plan__in=["on_demand", "reserved", "spot"]), name="plan_price_plan_is_known"
+            ),
             models.CheckConstraint(condition=Q(micros_per_hour__gt=0), name="plan_price_is_positive"),
         ]
 
@@ -138,8 +144,14 @@ class LedgerEntry(models.Model):
         verbose_name = _("ledger entry")
         verbose_name_plural = _("ledger entries")
         ordering = ["-id"]
+        indexes = [
+            models.Index(fields=["account", "-id"], name="ledger_by_account"),
+            models.Index(fields=["account", "at"], name="ledger_by_account_and_time"),
+        ]
         constraints = [
-            models.CheckConstraint(condition=Q(kind__in=["top_up", "usage", "adjustment"]), name="ledger_kind_is_known"),
+            models.CheckConstraint(
+                condition=Q(kind__in=["top_up", "usage", "adjustment"]), name="ledger_kind_is_known"
+            ),
             models.CheckConstraint(condition=~Q(ticks=0), name="ledger_line_is_not_zero"),
             models.CheckConstraint(condition=~Q(kind="usage") | Q(ticks__lt=0), name="ledger_usage_takes"),
             models.CheckConstraint(condition=~Q(kind="top_up") | Q(ticks__gt=0), name="ledger_top_up_gives"),
@@ -163,7 +175,9 @@ class Hold(models.Model):
         verbose_name = _("hold")
         verbose_name_plural = _("holds")
         constraints = [
-            models.UniqueConstraint(fields=["lease_id"], condition=Q(released_at__isnull=True), name="hold_once_per_lease"),
+            models.UniqueConstraint(
+                fields=["lease_id"], condition=Q(released_at__isnull=True), name="hold_once_per_lease"
+            ),
             models.CheckConstraint(condition=Q(ticks__gte=0), name="hold_not_negative"),
         ]
 
@@ -182,7 +196,7 @@ class TopUp(models.Model):
     provider = models.CharField(_("provider"), max_length=16, choices=Provider.choices, default=Provider.MANUAL)
     amount_micros = models.BigIntegerField(_("amount, µ"))
     reference = models.CharField(_("reference"), max_length=120, help_text=_("what the payment can be found by"))
-    booked_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, blank=True, related_name="+")
+    booked_by = models.ForeignKey(User, on_delete=models.PROTECT, null=True, blank=True, related_name="+")
     at = models.DateTimeField(_("at"), default=timezone.now, editable=False)
 
     class Meta:
