@@ -56,7 +56,9 @@ class Lease(models.Model):
     state = models.CharField(_("state"), max_length=16, choices=State.choices, default=State.REQUESTED, editable=False)
     end_reason = models.CharField(_("end reason"), max_length=24, choices=EndReason.choices, blank=True, editable=False)
     end_detail = models.CharField(_("details"), max_length=500, blank=True, editable=False)
-    progress = models.CharField(_("progress"), max_length=200, blank=True, editable=False, help_text="what the node does now")
+    progress = models.CharField(
+        _("progress"), max_length=200, blank=True, editable=False, help_text="what the node does now"
+    )
 
     # What was ordered.
     plan = models.CharField(_("plan"), max_length=16, choices=Plan.choices, default=Plan.ON_DEMAND)
@@ -65,7 +67,9 @@ class Lease(models.Model):
     gpu_count = models.PositiveSmallIntegerField(_("GPUs"))
     gpu_memory_gb = models.PositiveIntegerField(_("memory per GPU, GB"))
     image = models.CharField(_("image"), max_length=300)
-    ssh_key_ids = models.JSONField(_("SSH keys"), null=True, blank=True, help_text="null: all keys of the tenant's members")
+    ssh_key_ids = models.JSONField(
+        _("SSH keys"), null=True, blank=True, help_text="null: all keys of the tenant's members"
+    )
     max_duration_s = models.PositiveIntegerField(_("maximum duration, s"))
     inactive_timeout_s = models.PositiveIntegerField(_("idle timeout, s"), null=True, blank=True)
     spend_cap_micros = models.BigIntegerField(_("spend cap, µ"), null=True, blank=True)
@@ -91,7 +95,9 @@ class Lease(models.Model):
     ready_at = models.DateTimeField(_("ready"), null=True, editable=False)
     deadline_at = models.DateTimeField(_("ends at the latest"), null=True, editable=False)
     confirmed_at = models.DateTimeField(null=True, editable=False, help_text="last moment the node vouched for it")
-    kept_at = models.DateTimeField(null=True, editable=False, help_text="the renter asked to keep it; the idle clock restarts here")
+    kept_at = models.DateTimeField(
+        null=True, editable=False, help_text="the renter asked to keep it; the idle clock restarts here"
+    )
     stop_requested_at = models.DateTimeField(null=True, editable=False)
     ended_at = models.DateTimeField(_("ended"), null=True, editable=False)
 
@@ -112,8 +118,12 @@ class Lease(models.Model):
                 condition=Q(end_reason__in=["", *(r.value for r in EndReason)]), name="lease_end_reason_is_known"
             ),
             models.CheckConstraint(condition=~Q(state="ended") | ~Q(end_reason=""), name="lease_ended_has_reason"),
-            models.CheckConstraint(condition=Q(ended_at__isnull=False) | ~Q(state="ended"), name="lease_ended_has_time"),
-            models.CheckConstraint(condition=Q(ready_at__isnull=False) | ~Q(state="running"), name="lease_running_was_ready"),
+            models.CheckConstraint(
+                condition=Q(ended_at__isnull=False) | ~Q(state="ended"), name="lease_ended_has_time"
+            ),
+            models.CheckConstraint(
+                condition=Q(ready_at__isnull=False) | ~Q(state="running"), name="lease_running_was_ready"
+            ),
             models.CheckConstraint(
                 condition=Q(deadline_at__isnull=False) | ~Q(state="running"), name="lease_running_has_deadline"
             ),
@@ -200,7 +210,9 @@ class UsageSegment(models.Model):
         constraints = [
             models.UniqueConstraint(fields=["lease", "start"], name="segment_once_per_start"),
             models.UniqueConstraint(fields=["lease"], condition=Q(end__isnull=True), name="segment_one_open_per_lease"),
-            models.CheckConstraint(condition=Q(end__isnull=True) | Q(end__gte=F("start")), name="segment_ends_after_start"),
+            models.CheckConstraint(
+                condition=Q(end__isnull=True) | Q(end__gte=F("start")), name="segment_ends_after_start"
+            ),
             models.CheckConstraint(
                 condition=Q(end__isnull=True, ticks__isnull=True, seconds__isnull=True)
                 | Q(end__isnull=False, ticks__isnull=False, seconds__isnull=False),
