@@ -255,6 +255,16 @@ def state_badge(name: str) -> SafeString:
     return format_html('<span class="state" data-state="{}">{}{}</span>', name, glyph(name), _STATE_WORDS[name])
 
 
+@register.simple_tag
+def live() -> SafeString:
+    """The marker of a page with an open stream; it says so itself when nothing came for 40 s (app.js)."""
+    return format_html(
+        '<span class="live" data-live="ok" data-fresh="{0}" data-stale="{1}">{0}</span>',
+        pgettext("a page that updates by itself", "live"),
+        gettext("last update {age} ago"),
+    )
+
+
 @register.filter
 def percent_of(part: int, whole: int) -> int:
     """`part` in whole per cent of `whole`, 0 when there is no whole, at most 100."""
@@ -364,6 +374,9 @@ def field(
     attributes: dict[str, Any] = {"aria-describedby": " ".join(described)} if described else {}
     if bound.errors:
         attributes["aria-invalid"] = "true"
+    placeholder = str(bound.field.widget.attrs.get("placeholder", ""))
+    if placeholder.casefold().startswith(str(bound.label).casefold()):
+        attributes["placeholder"] = False  # allauth repeats the label; False leaves the attribute out
     return {
         "bound": bound,
         "control": bound.as_widget(attrs=attributes),
