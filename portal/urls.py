@@ -3,7 +3,8 @@
 from django.conf import settings
 from django.contrib import admin
 from django.urls import include, path
-from django.views.generic import TemplateView
+
+from portal.states_page import StatesPage
 
 handler400 = "portal.views.bad_request"
 handler403 = "portal.views.permission_denied"
@@ -24,4 +25,4 @@ urlpatterns = [
     path("api/node/v1/", include("rental.node_urls")),
 ]
 if settings.DEBUG:
-    urlpatterns.append(path("states", TemplateView.as_view(template_name="portal/states.html"), name="states"))
+    urlpatterns.append(path("states", StatesPage.as_view(), name="states"))
