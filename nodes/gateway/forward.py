@@ -1,0 +1,88 @@
+"""A forwarded TCP connection (ssh -L, -D, VS Code, the portal's web apps) to a port of the lease's own loopback."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import asyncssh
+
+from nodes.gateway.execd_client import ExecdClient, ExecdError
+from nodes.gateway.pipe import Pipe
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def require_loopback(host: str) -> None:
+    """Only the lease itself: the gateway is no way to other machines."""
+    if host not in LOOPBACK:
+        raise asyncssh.ChannelOpenError(
+            asyncssh.OPEN_ADMINISTRATIVELY_PROHIBITED, "only 127.0.0.1, localhost and ::1 of the lease can be reached"
+        )
+
+
+class LeaseForward(asyncssh.SSHTCPSession[bytes]):
+    """What asyncssh calls for one forwarded connection. `ended` is called once, when it no longer counts."""
+
+    def __init__(self, ended: Callable[[LeaseForward], None]) -> None:
+        self._ended = ended
+        self._channel: asyncssh.SSHTCPChannel[bytes]
+        self._pipe: Pipe | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def reach(
+        self, execd: ExecdClient, lease_id: str, host: str, port: int, channel: asyncssh.SSHTCPChannel[bytes]
+    ) -> LeaseForward:
+        """Connect inside the lease; raises ChannelOpenError with the reason where nothing answers."""
+        try:
+            stream = await execd.connect(lease_id, host, port)
+            self._pipe = await Pipe.over(stream, channel)
+        except (ExecdError, OSError) as error:
+            self._ended(self)
+            raise asyncssh.ChannelOpenError(asyncssh.OPEN_CONNECT_FAILED, str(error)) from error
+        self._pipe.pause()  # until the client has been told that it is open
+        return self
+
+    def connection_made(self, chan: asyncssh.SSHTCPChannel[bytes]) -> None:
+        """The client was told."""
+        self._channel = chan
+
+    def session_started(self) -> None:
+        """Bytes may flow."""
+        if self._pipe is not None:
+            self._task = asyncio.get_running_loop().create_task(self._until_closed(self._pipe))
+            self._pipe.resume()
+
+    def data_received(self, data: bytes, datatype: int | None) -> None:
+        """From the client."""
+        if self._pipe is not None:
+            self._pipe.write(data)
+
+    def eof_received(self) -> bool:
+        """The client's direction is done; the other may go on."""
+        if self._pipe is not None:
+            self._pipe.write_eof()
+        return True
+
+    def pause_writing(self) -> None:
+        """The client does not keep up."""
+        if self._pipe is not None:
+            self._pipe.pause()
+
+    def resume_writing(self) -> None:
+        """The client has caught up."""
+        if self._pipe is not None:
+            self._pipe.resume()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The channel is closed."""
+        if self._pipe is not None:
+            self._pipe.close()
+        self._ended(self)
+
+    async def _until_closed(self, pipe: Pipe) -> None:
+        await pipe.ended.wait()
+        if not self._channel.is_closing():
+            self._channel.write_eof()
+        await pipe.closed.wait()
+        self._channel.close()

@@ -1,0 +1,78 @@
+"""Who may come in: the agent's leases.json, read anew whenever it was replaced."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import asyncssh
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LeaseKeys:
+    """Keys of one lease, as public key blobs. A connection made with `probe` may run the probe and nothing else."""
+
+    keys: Mapping[bytes, str] = field(default_factory=dict)  # blob → SHA256 fingerprint
+    probe: bytes | None = None
+
+    def admits(self, blob: bytes) -> bool:
+        """Whether a key with this blob may log in at all."""
+        return blob in self.keys or blob == self.probe
+
+
+NOBODY = LeaseKeys()
+
+
+class LeaseBook:
+    """The current content of leases.json. A missing file lets nobody in; a garbled one keeps the last that could be read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: tuple[int, int, int] | None = None
+        self._leases: dict[str, LeaseKeys] = {}
+
+    def refresh(self) -> bool:
+        """Look at the file; True where its content was read anew."""
+        try:
+            facts = self._path.stat()
+            version = (facts.st_ino, facts.st_mtime_ns, facts.st_size)
+            if version == self._seen:
+                return False
+            self._seen = version
+            self._leases = _parse(self._path.read_text())
+        except FileNotFoundError:
+            changed, self._seen, self._leases = bool(self._leases), None, {}
+            return changed
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            log.error("leases.json cannot be read, keeping what was known: %s", type(error).__name__)  # noqa: TRY400
+            return False
+        return True
+
+    def of(self, lease_id: str) -> LeaseKeys:
+        """The keys of a lease, read fresh; an unknown lease has none."""
+        self.refresh()
+        return self._leases.get(lease_id, NOBODY)
+
+
+def _parse(text: str) -> dict[str, LeaseKeys]:
+    leases = {}
+    for lease_id, entry in json.loads(text)["leases"].items():
+        keys = dict(blob for line in entry["keys"] if (blob := _key(lease_id, line)) is not None)
+        probe = _key(lease_id, entry["probe_key"]) if entry.get("probe_key") else None
+        leases[lease_id] = LeaseKeys(keys, probe[0] if probe else None)
+    return leases
+
+
+def _key(lease_id: str, line: str) -> tuple[bytes, str] | None:
+    """One unreadable key must not lock out the others."""
+    try:
+        key = asyncssh.import_public_key(line)
+    except asyncssh.KeyImportError:
+        log.error("a key of %s cannot be read and is left out", lease_id)  # noqa: TRY400
+        return None
+    return key.public_data, key.get_fingerprint()
