@@ -1,0 +1,106 @@
+"""This machine as a node: enrolment by the operator's one command, then agent and gateway."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scripts.demolib.portal_stack import ROOT
+from scripts.demolib.processes import DemoError, accepts, free_port, wait_until
+
+if TYPE_CHECKING:
+    from scripts.demolib.gpus import Gpus
+    from scripts.demolib.portal_stack import Portal
+    from scripts.demolib.processes import Processes
+
+NAME = "this-machine"
+GATEWAY_USER = "lessor-gateway"
+
+
+class Node:
+    """Agent (root) and gateway (its own user, no engine, no token) of the demo."""
+
+    def __init__(self, processes: Processes, portal: Portal, gpus: Gpus, docker_socket: Path) -> None:
+        self.processes, self.portal, self.gpus = processes, portal, gpus
+        self.docker_socket = docker_socket
+        self.state = portal.var / "node"
+        self.run = Path("/run/lessor-demo/node")
+        self.node_id = ""
+
+    def start(self) -> None:
+        """Enrol once per database, then start both processes and wait until the node sells."""
+        self.run.mkdir(mode=0o711, parents=True, exist_ok=True)
+        self._ensure_user()
+        port = self._port()
+        self.processes.start(
+            "gateway",
+            [sys.executable, "-m", "nodes.gateway", "--run", str(self.run), "--state", str(self.state),
+             "--host", "0.0.0.0", "--port", str(port), "--user", GATEWAY_USER],
+            {"PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        wait_until("the SSH gateway", lambda: self._alive() and accepts(port))
+        self._enrol(port)
+        self.processes.start(
+            "agent",
+            [sys.executable, "-m", "nodes.agent", "run", *self._directories(), *self._options(), *self.gpus.arguments],
+            {"PYTHONPATH": str(ROOT), **self.gpus.env},
+        )
+
+    def _alive(self) -> bool:
+        self.processes.check()
+        return True
+
+    def _directories(self) -> list[str]:
+        return ["--state", str(self.state), "--run", str(self.run)]
+
+    def _options(self) -> list[str]:
+        return [
+            "--docker-socket", str(self.docker_socket),
+            "--bundle", str(self.portal.var / "bundle"),
+            "--workspace-image", "lessor/workspace:1",
+            "--gateway-group", GATEWAY_USER,
+        ]  # fmt: skip
+
+    def _port(self) -> int:
+        """The SSH port of an earlier run while nobody else has it, so that known_hosts lines stay true."""
+        record = self.state / "agent.json"
+        if record.exists():
+            port = int(json.loads(record.read_text()).get("options", {}).get("ssh_port") or 0)
+            if port and not accepts(port):
+                return port
+        return 2222 if not accepts(2222) else free_port()
+
+    def _enrol(self, port: int) -> None:
+        record = self.state / "agent.json"
+        known = self.portal.manage("shell", "-c", _NODE_IDS).split()
+        if record.exists():
+            identity = json.loads(record.read_text())
+            if identity["identity"]["node_id"] in known and identity["options"].get("ssh_port") == port:
+                self.node_id = identity["identity"]["node_id"]
+                return
+        made = json.loads(self.portal.manage("add_node", NAME, "--ssh-host", "localhost", "--ssh-port", str(port), "--json"))
+        done = subprocess.run(
+            [sys.executable, "-m", "nodes.agent", "enrol", "--portal", f"http://127.0.0.1:{self.portal.port}",
+             "--token", made["enrolment_token"], "--ssh-host", "localhost", "--ssh-port", str(port), *self._directories()],
+            cwd=ROOT, env={**os.environ, **self.gpus.env}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            raise DemoError(f"The node could not be enrolled:\n{done.stderr[-1500:] or done.stdout[-1500:]}")
+        self.node_id = json.loads(record.read_text())["identity"]["node_id"]
+
+    @staticmethod
+    def _ensure_user() -> None:
+        found = subprocess.run(["id", GATEWAY_USER], capture_output=True, check=False)
+        if found.returncode:
+            subprocess.run(
+                ["useradd", "--system", "--user-group", "--no-create-home", "--shell", "/usr/sbin/nologin", GATEWAY_USER],
+                check=True,
+                capture_output=True,
+            )
+
+
+_NODE_IDS = "from nodes.models import Node; print(*Node.objects.alive().values_list('id', flat=True))"
