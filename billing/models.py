@@ -161,6 +161,14 @@ class LedgerEntry(models.Model):
         return f"{self.kind} {self.ticks} {self.source}"
 
 
+class HoldQuerySet(models.QuerySet["Hold"]):
+    """Named questions about holds."""
+
+    def open(self) -> HoldQuerySet:
+        """Not given back yet."""
+        return self.filter(released_at__isnull=True)
+
+
 class Hold(models.Model):
     """Money set aside for a lease from its order on; one open hold per lease."""
 
@@ -170,6 +178,8 @@ class Hold(models.Model):
     ticks = models.BigIntegerField(_("ticks"))
     created_at = models.DateTimeField(default=timezone.now, editable=False)
     released_at = models.DateTimeField(null=True, blank=True)
+
+    objects = HoldQuerySet.as_manager()
 
     class Meta:
         verbose_name = _("hold")

@@ -1,0 +1,149 @@
+"""The books: a tenant's account, lines on it, and money set aside for leases.
+
+Locking: everything here changes one account, and takes that account's row first, then the rows below it. The sums on
+the account move by conditional UPDATE in the transaction of their cause; nothing is read, added up and written back.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from django.conf import settings
+from django.db import IntegrityError, transaction
+from django.db.models import F
+from django.utils import timezone
+
+from billing import money
+from billing.models import Account, Hold, LedgerEntry
+from portal.currencies import CURRENCIES
+from portal.errors import DomainError, InsufficientFunds, InvalidInput, NotFound
+
+if TYPE_CHECKING:
+    from portal.models import Tenant
+
+
+@transaction.atomic
+def account_for(tenant: Tenant, currency: str | None = None) -> Account:
+    """The tenant's account in this currency (the site's when none is given), made when first asked for."""
+    code = currency or settings.CURRENCY
+    if code not in CURRENCIES:
+        raise InvalidInput.field("currency", f"{code!r} is not a currency in use; write an ISO 4217 code such as USD.")
+    account, _ = Account.objects.get_or_create(tenant=tenant, currency=code)
+    return account
+
+
+@transaction.atomic
+def post(*, account: Account, kind: str, ticks: int, source: str, lease_id: str = "", memo: str = "") -> LedgerEntry:
+    """One line of money; the balance moves with it. ``ticks`` above zero raise the balance, zero is not a line.
+
+    ``source`` names the cause (``segment:17``): a second call returns the first line. Raises ``source_conflict``
+    when that line says something else, InvalidInput when the line or the balance would leave the range of the books.
+    """
+    if not ticks:
+        raise InvalidInput.field("ticks", "A line of the ledger is not zero.")
+    booked = LedgerEntry.objects.filter(source=source).first()
+    if booked is None:
+        try:
+            with transaction.atomic():  # a twin that commits first makes the INSERT fail, and takes back the UPDATE
+                _move_balance(account, ticks)
+                return LedgerEntry.objects.create(
+                    account=account, kind=kind, ticks=ticks, source=source, lease_id=lease_id, memo=memo
+                )
+        except IntegrityError:
+            booked = LedgerEntry.objects.filter(source=source).first()
+            if booked is None:
+                raise
+    if (booked.account_id, booked.kind, booked.ticks, booked.lease_id) != (account.pk, kind, ticks, lease_id):
+        raise DomainError(f"{source} was booked before with other content.", code="source_conflict")
+    return booked
+
+
+def _move_balance(account: Account, ticks: int) -> None:
+    """Add to the balance unless that leaves ``±MAX_TICKS``; SQLite would turn a sum beyond 64 bits into a float."""
+    within = Account.objects.filter(
+        pk=account.pk,
+        balance_ticks__lte=money.MAX_TICKS - max(0, ticks),
+        balance_ticks__gte=-money.MAX_TICKS - min(0, ticks),
+    )
+    if not within.update(balance_ticks=F("balance_ticks") + ticks):
+        raise InvalidInput.field("amount", f"No account holds more than {money.MAX_UNITS} {account.currency}.")
+
+
+@transaction.atomic
+def place_hold(*, tenant: Tenant, currency: str, lease_id: str, ticks: int) -> Hold:
+    """Set ``ticks`` aside for a lease, if balance less holds covers them; else InsufficientFunds (402).
+
+    A lease has at most one open hold: a second one raises ``hold_conflict``.
+    """
+    account = account_for(tenant, currency)
+    if not _raise_held(account.pk, ticks):
+        account.refresh_from_db()
+        raise _too_little(account, ticks)
+    try:
+        with transaction.atomic():
+            return Hold.objects.create(account=account, lease_id=lease_id, ticks=ticks)
+    except IntegrityError as error:
+        raise DomainError(f"{lease_id} already has money set aside.", code="hold_conflict") from error
+
+
+@transaction.atomic
+def set_hold(*, lease_id: str, ticks: int) -> bool:
+    """Make the open hold of a lease this large. False, and nothing changed, if the balance does not cover the rise.
+
+    Lowering always works. Raises NotFound when the lease has no open hold (any more).
+    """
+    hold = _locked_hold(lease_id)
+    if hold is None:
+        raise NotFound(f"{lease_id} has no money set aside.")
+    if ticks > hold.ticks:
+        if not _raise_held(hold.account_id, ticks - hold.ticks):
+            return False
+    elif ticks < hold.ticks:
+        _lower_held(hold.account_id, hold.ticks - ticks)
+    hold.ticks = ticks
+    hold.save(update_fields=["ticks"])
+    return True
+
+
+@transaction.atomic
+def release_hold(*, lease_id: str) -> None:
+    """Give back what is set aside for a lease. Without an open hold this does nothing."""
+    hold = _locked_hold(lease_id)
+    if hold is None:
+        return
+    _lower_held(hold.account_id, hold.ticks)
+    hold.released_at = timezone.now()
+    hold.save(update_fields=["released_at"])
+
+
+def _locked_hold(lease_id: str) -> Hold | None:
+    """The open hold, read again under the lock of its account: the amount seen is the one that will be changed."""
+    seen = Hold.objects.open().filter(lease_id=lease_id).values("pk", "account_id").first()
+    if seen is None:
+        return None
+    Account.objects.select_for_update().get(pk=seen["account_id"])
+    return Hold.objects.open().filter(pk=seen["pk"]).first()
+
+
+def _raise_held(account_id: int, ticks: int) -> bool:
+    if ticks < 0:
+        raise InvalidInput.field("ticks", "A hold is never negative.")
+    covered = (
+        Account.objects.filter(pk=account_id)
+        .annotate(free=F("balance_ticks") - F("held_ticks"))
+        .filter(free__gte=ticks)
+    )
+    return bool(covered.update(held_ticks=F("held_ticks") + ticks))
+
+
+def _lower_held(account_id: int, ticks: int) -> None:
+    Account.objects.filter(pk=account_id).update(held_ticks=F("held_ticks") - ticks)
+
+
+def _too_little(account: Account, ticks: int) -> InsufficientFunds:
+    needed, available = money.micros_ceil(ticks), money.micros_floor(account.available_ticks)
+    return InsufficientFunds(
+        f"This order sets {money.amount_text(needed, account.currency)} {account.currency} aside, and "
+        f"{money.amount_text(available, account.currency)} {account.currency} is available. Top up the balance first.",
+        extra={"needed_micros": needed, "available_micros": available, "currency": account.currency},
+    )
