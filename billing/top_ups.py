@@ -28,7 +28,7 @@ def book_top_up(
 ) -> TopUp:
     """Book a payment once. The same reference and amount again is the same payment: the first top-up is returned.
 
-    Raises InvalidInput naming ``amount`` or ``reference``; ``reference_used`` when the amount differs from the booked one.
+    Raises InvalidInput naming ``amount`` or ``reference``; ``reference_used`` when another amount was booked before.
     """
     text = check_reference(reference)
     code = currency or settings.CURRENCY
