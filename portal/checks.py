@@ -9,23 +9,14 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, register
 from django.core.checks import Warning as Caution
 
+from portal.currencies import CURRENCIES
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 LEAST_SECRET: Final = 32  # characters; 32 random ones are beyond guessing, "changeme" is not
 LEAST_KINDS: Final = 5  # different characters; catches "aaaa…"
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
-# ISO 4217, the currencies people are paid in (no metals, no test codes).
-CURRENCIES: Final = frozenset(
-    (
-        "AED AFN ALL AMD AOA ARS AUD AWG AZN BAM BBD BDT BGN BHD BIF BMD BND BOB BRL BSD BTN BWP BYN BZD CAD CDF CHF "
-        "CLP CNY COP CRC CUP CVE CZK DJF DKK DOP DZD EGP ERN ETB EUR FJD FKP GBP GEL GHS GIP GMD GNF GTQ GYD HKD HNL "
-        "HTG HUF IDR ILS INR IQD IRR ISK JMD JOD JPY KES KGS KHR KMF KPW KRW KWD KYD KZT LAK LBP LKR LRD LSL LYD MAD "
-        "MDL MGA MKD MMK MNT MOP MRU MUR MVR MWK MXN MYR MZN NAD NGN NIO NOK NPR NZD OMR PAB PEN PGK PHP PKR PLN PYG "
-        "QAR RON RSD RUB RWF SAR SBD SCR SDG SEK SGD SHP SLE SOS SRD SSP STN SVC SYP SZL THB TJS TMT TND TOP TRY TTD "
-        "TWD TZS UAH UGX USD UYU UZS VED VES VND VUV WST XAF XCD XOF XPF YER ZAR ZMW ZWG"
-    ).split()
-)
 
 
 @register
@@ -66,4 +57,6 @@ def tls_by_proxy(app_configs: Sequence[Any] | None, **_: Any) -> list[CheckMessa
     if not settings.HTTPS or settings.TESTING or getattr(settings, "SECURE_PROXY_SSL_HEADER", None):
         return []
     sentence = "PORTAL_URL is https, but TLS_BY_PROXY is not set: Lessor itself speaks plain HTTP."
-    return [Caution(sentence, hint="Set TLS_BY_PROXY=true behind a proxy that sets X-Forwarded-Proto.", id="portal.W002")]
+    return [
+        Caution(sentence, hint="Set TLS_BY_PROXY=true behind a proxy that sets X-Forwarded-Proto.", id="portal.W002")
+    ]

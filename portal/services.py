@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import transaction
 
 from portal.errors import NotAllowed
-from portal.models import AuditEvent, Membership, Tenant, User
+from portal.models import ApiToken, AuditEvent, Membership, Tenant, User
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from portal.actor import Actor
 
 
-def audit(*, actor: Actor, action: str, obj: Model, tenant: Tenant | None = None, data: dict[str, Any] | None = None) -> None:
+def audit(
+    *, actor: Actor, action: str, obj: Model, tenant: Tenant | None = None, data: dict[str, Any] | None = None
+) -> None:
     """One row: who did ``action`` (``lease.requested``) to ``obj``. Call it inside the transaction of the change.
 
     ``data`` holds facts for people, never a secret.
@@ -55,7 +57,10 @@ def ensure_personal_tenant(user: User) -> Tenant:
 
 
 def current_tenant(request: HttpRequest) -> Tenant:
-    """The tenant a signed-in person works for: the one chosen in the session, else the personal one."""
+    """The tenant a request works for: the token's, else the one chosen in the session, else the personal one."""
+    token = getattr(request, "auth", None)
+    if isinstance(token, ApiToken):
+        return token.tenant
     cached: Tenant | None = getattr(request, "_lessor_tenant", None)
     if cached is not None:
         return cached

@@ -9,166 +9,359 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
     dependencies = [
-        ('auth', '0012_alter_user_first_name_max_length'),
+        ("auth", "0012_alter_user_first_name_max_length"),
     ]
 
     operations = [
         migrations.CreateModel(
-            name='User',
+            name="User",
             fields=[
-                ('password', models.CharField(max_length=128, verbose_name='password')),
-                ('last_login', models.DateTimeField(blank=True, null=True, verbose_name='last login')),
-                ('is_superuser', models.BooleanField(default=False, help_text='Designates that this user has all permissions without explicitly assigning them.', verbose_name='superuser status')),
-                ('first_name', models.CharField(blank=True, max_length=150, verbose_name='first name')),
-                ('last_name', models.CharField(blank=True, max_length=150, verbose_name='last name')),
-                ('is_staff', models.BooleanField(default=False, help_text='Designates whether the user can log into this admin site.', verbose_name='staff status')),
-                ('is_active', models.BooleanField(default=True, help_text='Designates whether this user should be treated as active. Unselect this instead of deleting accounts.', verbose_name='active')),
-                ('date_joined', models.DateTimeField(default=django.utils.timezone.now, verbose_name='date joined')),
-                ('id', models.CharField(default=portal.ids.user_id, editable=False, max_length=32, primary_key=True, serialize=False)),
-                ('email', models.EmailField(max_length=254, verbose_name='e-mail address')),
-                ('groups', models.ManyToManyField(blank=True, help_text='The groups this user belongs to. A user will get all permissions granted to each of their groups.', related_name='user_set', related_query_name='user', to='auth.group', verbose_name='groups')),
-                ('user_permissions', models.ManyToManyField(blank=True, help_text='Specific permissions for this user.', related_name='user_set', related_query_name='user', to='auth.permission', verbose_name='user permissions')),
+                ("password", models.CharField(max_length=128, verbose_name="password")),
+                ("last_login", models.DateTimeField(blank=True, null=True, verbose_name="last login")),
+                (
+                    "is_superuser",
+                    models.BooleanField(
+                        default=False,
+                        help_text="Designates that this user has all permissions without explicitly assigning them.",
+                        verbose_name="superuser status",
+                    ),
+                ),
+                ("first_name", models.CharField(blank=True, max_length=150, verbose_name="first name")),
+                ("last_name", models.CharField(blank=True, max_length=150, verbose_name="last name")),
+                (
+                    "is_staff",
+                    models.BooleanField(
+                        default=False,
+                        help_text="Designates whether the user can log into this admin site.",
+                        verbose_name="staff status",
+                    ),
+                ),
+                (
+                    "is_active",
+                    models.BooleanField(
+                        default=True,
+                        help_text="Designates whether this user should be treated as active. Unselect this instead of deleting accounts.",
+                        verbose_name="active",
+                    ),
+                ),
+                ("date_joined", models.DateTimeField(default=django.utils.timezone.now, verbose_name="date joined")),
+                (
+                    "id",
+                    models.CharField(
+                        default=portal.ids.user_id, editable=False, max_length=32, primary_key=True, serialize=False
+                    ),
+                ),
+                ("email", models.EmailField(max_length=254, verbose_name="e-mail address")),
+                (
+                    "groups",
+                    models.ManyToManyField(
+                        blank=True,
+                        help_text="The groups this user belongs to. A user will get all permissions granted to each of their groups.",
+                        related_name="user_set",
+                        related_query_name="user",
+                        to="auth.group",
+                        verbose_name="groups",
+                    ),
+                ),
+                (
+                    "user_permissions",
+                    models.ManyToManyField(
+                        blank=True,
+                        help_text="Specific permissions for this user.",
+                        related_name="user_set",
+                        related_query_name="user",
+                        to="auth.permission",
+                        verbose_name="user permissions",
+                    ),
+                ),
             ],
             options={
-                'verbose_name': 'user',
-                'verbose_name_plural': 'users',
+                "verbose_name": "user",
+                "verbose_name_plural": "users",
             },
         ),
         migrations.CreateModel(
-            name='ApiToken',
+            name="ApiToken",
             fields=[
-                ('id', models.CharField(default=portal.ids.token_id, editable=False, max_length=32, primary_key=True, serialize=False)),
-                ('name', models.CharField(max_length=80, verbose_name='name')),
-                ('prefix', models.CharField(help_text='the first letters, to recognise it by', max_length=16, verbose_name='prefix')),
-                ('digest', models.CharField(editable=False, help_text='SHA-256 of the secret, hex', max_length=64, unique=True)),
-                ('scopes', models.JSONField(default=list, verbose_name='scopes')),
-                ('expires_at', models.DateTimeField(blank=True, null=True, verbose_name='expires')),
-                ('revoked_at', models.DateTimeField(blank=True, editable=False, null=True, verbose_name='revoked')),
-                ('last_used_at', models.DateTimeField(blank=True, editable=False, null=True, verbose_name='last used')),
-                ('created_at', models.DateTimeField(default=django.utils.timezone.now, editable=False, verbose_name='created')),
-                ('user', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='api_tokens', to=settings.AUTH_USER_MODEL)),
+                (
+                    "id",
+                    models.CharField(
+                        default=portal.ids.token_id, editable=False, max_length=32, primary_key=True, serialize=False
+                    ),
+                ),
+                ("name", models.CharField(max_length=80, verbose_name="name")),
+                (
+                    "prefix",
+                    models.CharField(
+                        help_text="the first letters, to recognise it by", max_length=16, verbose_name="prefix"
+                    ),
+                ),
+                (
+                    "digest",
+                    models.CharField(
+                        editable=False, help_text="SHA-256 of the secret, hex", max_length=64, unique=True
+                    ),
+                ),
+                ("scopes", models.JSONField(default=list, verbose_name="scopes")),
+                ("expires_at", models.DateTimeField(blank=True, null=True, verbose_name="expires")),
+                ("revoked_at", models.DateTimeField(blank=True, editable=False, null=True, verbose_name="revoked")),
+                ("last_used_at", models.DateTimeField(blank=True, editable=False, null=True, verbose_name="last used")),
+                (
+                    "created_at",
+                    models.DateTimeField(default=django.utils.timezone.now, editable=False, verbose_name="created"),
+                ),
+                (
+                    "user",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="api_tokens",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
             ],
             options={
-                'verbose_name': 'API token',
-                'verbose_name_plural': 'API tokens',
-                'ordering': ['-created_at', 'id'],
+                "verbose_name": "API token",
+                "verbose_name_plural": "API tokens",
+                "ordering": ["-created_at", "id"],
             },
         ),
         migrations.CreateModel(
-            name='Membership',
+            name="Membership",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('role', models.CharField(choices=[('owner', 'owner'), ('admin', 'admin'), ('billing', 'billing'), ('member', 'member'), ('viewer', 'viewer')], default='member', max_length=16, verbose_name='role')),
-                ('created_at', models.DateTimeField(default=django.utils.timezone.now, editable=False, verbose_name='created at')),
-                ('user', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='memberships', to=settings.AUTH_USER_MODEL)),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "role",
+                    models.CharField(
+                        choices=[
+                            ("owner", "owner"),
+                            ("admin", "admin"),
+                            ("billing", "billing"),
+                            ("member", "member"),
+                            ("viewer", "viewer"),
+                        ],
+                        default="member",
+                        max_length=16,
+                        verbose_name="role",
+                    ),
+                ),
+                (
+                    "created_at",
+                    models.DateTimeField(default=django.utils.timezone.now, editable=False, verbose_name="created at"),
+                ),
+                (
+                    "user",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="memberships",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
             ],
             options={
-                'verbose_name': 'membership',
-                'verbose_name_plural': 'memberships',
+                "verbose_name": "membership",
+                "verbose_name_plural": "memberships",
             },
         ),
         migrations.CreateModel(
-            name='PortalPresence',
+            name="PortalPresence",
             fields=[
-                ('id', models.PositiveSmallIntegerField(default=1, primary_key=True, serialize=False)),
-                ('receiving_since', models.DateTimeField()),
-                ('seen_at', models.DateTimeField()),
+                ("id", models.PositiveSmallIntegerField(default=1, primary_key=True, serialize=False)),
+                ("receiving_since", models.DateTimeField()),
+                ("seen_at", models.DateTimeField()),
             ],
             options={
-                'verbose_name': 'portal presence',
-                'constraints': [models.CheckConstraint(condition=models.Q(('id', 1)), name='portal_presence_is_one_row')],
+                "verbose_name": "portal presence",
+                "constraints": [
+                    models.CheckConstraint(condition=models.Q(("id", 1)), name="portal_presence_is_one_row")
+                ],
             },
         ),
         migrations.CreateModel(
-            name='SshKey',
+            name="SshKey",
             fields=[
-                ('id', models.CharField(default=portal.ids.ssh_key_id, editable=False, max_length=32, primary_key=True, serialize=False)),
-                ('name', models.CharField(max_length=80, verbose_name='name')),
-                ('key_type', models.CharField(max_length=64, verbose_name='type')),
-                ('line', models.TextField(help_text='type, base64; no comment, no options, no line end', verbose_name='public key')),
-                ('fingerprint', models.CharField(help_text='SHA256:… as ssh-keygen -lf prints it', max_length=64, verbose_name='fingerprint')),
-                ('created_at', models.DateTimeField(default=django.utils.timezone.now, editable=False, verbose_name='added')),
-                ('last_used_at', models.DateTimeField(blank=True, editable=False, null=True, verbose_name='last used')),
-                ('user', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='ssh_keys', to=settings.AUTH_USER_MODEL)),
+                (
+                    "id",
+                    models.CharField(
+                        default=portal.ids.ssh_key_id, editable=False, max_length=32, primary_key=True, serialize=False
+                    ),
+                ),
+                ("name", models.CharField(max_length=80, verbose_name="name")),
+                ("key_type", models.CharField(max_length=64, verbose_name="type")),
+                (
+                    "line",
+                    models.TextField(
+                        help_text="type, base64; no comment, no options, no line end", verbose_name="public key"
+                    ),
+                ),
+                (
+                    "fingerprint",
+                    models.CharField(
+                        help_text="SHA256:… as ssh-keygen -lf prints it", max_length=64, verbose_name="fingerprint"
+                    ),
+                ),
+                (
+                    "created_at",
+                    models.DateTimeField(default=django.utils.timezone.now, editable=False, verbose_name="added"),
+                ),
+                ("last_used_at", models.DateTimeField(blank=True, editable=False, null=True, verbose_name="last used")),
+                (
+                    "user",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="ssh_keys",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
             ],
             options={
-                'verbose_name': 'SSH key',
-                'verbose_name_plural': 'SSH keys',
-                'ordering': ['created_at', 'id'],
+                "verbose_name": "SSH key",
+                "verbose_name_plural": "SSH keys",
+                "ordering": ["created_at", "id"],
             },
         ),
         migrations.CreateModel(
-            name='Tenant',
+            name="Tenant",
             fields=[
-                ('id', models.CharField(default=portal.ids.tenant_id, editable=False, max_length=32, primary_key=True, serialize=False)),
-                ('name', models.CharField(max_length=120, verbose_name='name')),
-                ('kind', models.CharField(choices=[('personal', 'personal'), ('organisation', 'organisation')], default='personal', max_length=16, verbose_name='kind')),
-                ('suspended_at', models.DateTimeField(blank=True, null=True, verbose_name='suspended at')),
-                ('created_at', models.DateTimeField(default=django.utils.timezone.now, editable=False, verbose_name='created at')),
-                ('members', models.ManyToManyField(related_name='tenants', through='portal.Membership', to=settings.AUTH_USER_MODEL)),
+                (
+                    "id",
+                    models.CharField(
+                        default=portal.ids.tenant_id, editable=False, max_length=32, primary_key=True, serialize=False
+                    ),
+                ),
+                ("name", models.CharField(max_length=120, verbose_name="name")),
+                (
+                    "kind",
+                    models.CharField(
+                        choices=[("personal", "personal"), ("organisation", "organisation")],
+                        default="personal",
+                        max_length=16,
+                        verbose_name="kind",
+                    ),
+                ),
+                ("suspended_at", models.DateTimeField(blank=True, null=True, verbose_name="suspended at")),
+                (
+                    "created_at",
+                    models.DateTimeField(default=django.utils.timezone.now, editable=False, verbose_name="created at"),
+                ),
+                (
+                    "members",
+                    models.ManyToManyField(
+                        related_name="tenants", through="portal.Membership", to=settings.AUTH_USER_MODEL
+                    ),
+                ),
             ],
             options={
-                'verbose_name': 'tenant',
-                'verbose_name_plural': 'tenants',
+                "verbose_name": "tenant",
+                "verbose_name_plural": "tenants",
             },
         ),
         migrations.AddField(
-            model_name='membership',
-            name='tenant',
-            field=models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='memberships', to='portal.tenant'),
+            model_name="membership",
+            name="tenant",
+            field=models.ForeignKey(
+                on_delete=django.db.models.deletion.CASCADE, related_name="memberships", to="portal.tenant"
+            ),
         ),
         migrations.CreateModel(
-            name='AuditEvent',
+            name="AuditEvent",
             fields=[
-                ('id', models.BigAutoField(primary_key=True, serialize=False)),
-                ('at', models.DateTimeField(db_index=True, default=django.utils.timezone.now, editable=False, verbose_name='at')),
-                ('actor_label', models.CharField(help_text='e-mail at the time, or the part of Lessor', max_length=254, verbose_name='actor')),
-                ('action', models.CharField(help_text='for example lease.requested', max_length=64, verbose_name='action')),
-                ('object_type', models.CharField(max_length=32, verbose_name='object type')),
-                ('object_id', models.CharField(max_length=64, verbose_name='object')),
-                ('data', models.JSONField(default=dict, verbose_name='details')),
-                ('ip', models.GenericIPAddressField(blank=True, null=True, verbose_name='address')),
-                ('actor', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to=settings.AUTH_USER_MODEL)),
-                ('token', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to='portal.apitoken')),
-                ('tenant', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to='portal.tenant')),
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                (
+                    "at",
+                    models.DateTimeField(
+                        db_index=True, default=django.utils.timezone.now, editable=False, verbose_name="at"
+                    ),
+                ),
+                (
+                    "actor_label",
+                    models.CharField(
+                        help_text="e-mail at the time, or the part of Lessor", max_length=254, verbose_name="actor"
+                    ),
+                ),
+                (
+                    "action",
+                    models.CharField(help_text="for example lease.requested", max_length=64, verbose_name="action"),
+                ),
+                ("object_type", models.CharField(max_length=32, verbose_name="object type")),
+                ("object_id", models.CharField(max_length=64, verbose_name="object")),
+                ("data", models.JSONField(default=dict, verbose_name="details")),
+                ("ip", models.GenericIPAddressField(blank=True, null=True, verbose_name="address")),
+                (
+                    "actor",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+                (
+                    "token",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to="portal.apitoken",
+                    ),
+                ),
+                (
+                    "tenant",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to="portal.tenant",
+                    ),
+                ),
             ],
             options={
-                'verbose_name': 'audit event',
-                'verbose_name_plural': 'audit events',
-                'ordering': ['-id'],
+                "verbose_name": "audit event",
+                "verbose_name_plural": "audit events",
+                "ordering": ["-id"],
             },
         ),
         migrations.AddField(
-            model_name='apitoken',
-            name='tenant',
-            field=models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='api_tokens', to='portal.tenant'),
+            model_name="apitoken",
+            name="tenant",
+            field=models.ForeignKey(
+                on_delete=django.db.models.deletion.CASCADE, related_name="api_tokens", to="portal.tenant"
+            ),
         ),
         migrations.AddConstraint(
-            model_name='user',
-            constraint=models.UniqueConstraint(django.db.models.functions.text.Lower('email'), name='user_email_once_in_any_case'),
+            model_name="user",
+            constraint=models.UniqueConstraint(
+                django.db.models.functions.text.Lower("email"), name="user_email_once_in_any_case"
+            ),
         ),
         migrations.AddConstraint(
-            model_name='sshkey',
-            constraint=models.UniqueConstraint(fields=('user', 'fingerprint'), name='ssh_key_once_per_user'),
+            model_name="sshkey",
+            constraint=models.UniqueConstraint(fields=("user", "fingerprint"), name="ssh_key_once_per_user"),
         ),
         migrations.AddConstraint(
-            model_name='tenant',
-            constraint=models.CheckConstraint(condition=models.Q(('kind__in', ['personal', 'organisation'])), name='tenant_kind_is_known'),
+            model_name="tenant",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("kind__in", ["personal", "organisation"])), name="tenant_kind_is_known"
+            ),
         ),
         migrations.AddConstraint(
-            model_name='membership',
-            constraint=models.UniqueConstraint(fields=('tenant', 'user'), name='membership_once_per_tenant'),
+            model_name="membership",
+            constraint=models.UniqueConstraint(fields=("tenant", "user"), name="membership_once_per_tenant"),
         ),
         migrations.AddConstraint(
-            model_name='membership',
-            constraint=models.CheckConstraint(condition=models.Q(('role__in', ['owner', 'admin', 'billing', 'member', 'viewer'])), name='membership_role_is_known'),
+            model_name="membership",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("role__in", ["owner", "admin", "billing", "member", "viewer"])),
+                name="membership_role_is_known",
+            ),
         ),
         migrations.AddIndex(
-            model_name='auditevent',
-            index=models.Index(fields=['object_type', 'object_id'], name='audit_by_object'),
+            model_name="auditevent",
+            index=models.Index(fields=["object_type", "object_id"], name="audit_by_object"),
         ),
     ]

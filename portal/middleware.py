@@ -1,0 +1,81 @@
+"""What wraps every request: the content security policy, the viewer's time zone, pages for domain errors."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+from zoneinfo import ZoneInfo, available_timezones
+
+from django.http import JsonResponse
+from django.shortcuts import render
+from django.utils import timezone
+
+from portal import problems
+from portal.errors import DomainError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from django.http import HttpRequest, HttpResponse
+
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+
+
+class ContentSecurityPolicy:
+    """The same strict policy on every answer, the admin's too. A view that needs another sets the header itself."""
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        """Add the header."""
+        response = self.get_response(request)
+        response.headers.setdefault("Content-Security-Policy", POLICY)
+        return response
+
+
+class ViewerTimeZone:
+    """Pages show times in the zone that app.js found and keeps in the cookie ``tz``; without it, UTC."""
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        """Activate the zone for the time of this request."""
+        zone = known_zone(request.COOKIES.get("tz", ""))
+        if zone is None:
+            return self.get_response(request)
+        with timezone.override(zone):
+            return self.get_response(request)
+
+
+class DomainErrors:
+    """A refusal of a service that a page did not handle becomes a page with its status and its sentence."""
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        """Nothing to do on the way."""
+        return self.get_response(request)
+
+    def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponse | None:
+        """Answer a DomainError; anything else is not ours."""
+        if not isinstance(error, DomainError):
+            return None
+        if problems.wanted_by(request):
+            return JsonResponse(problems.of(error), status=error.status, content_type=problems.CONTENT_TYPE)
+        return render(request, "access/refused.html", {"error": error}, status=error.status)
+
+
+def known_zone(name: str) -> ZoneInfo | None:
+    """The zone of this name, or None: the cookie is the client's own claim and ZoneInfo opens files by name."""
+    return ZoneInfo(name) if name in _zone_names() else None
+
+
+@lru_cache(maxsize=1)
+def _zone_names() -> frozenset[str]:
+    return frozenset(available_timezones())
