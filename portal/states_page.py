@@ -12,7 +12,7 @@ class StatesPage(TemplateView):
 
     template_name = "portal/states.html"
 
-    def get_context_data(self, **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401 - Django's signature
+    def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
         """Adds a ribbon's stretches and a timeline's events."""
         now = timezone.now()
         stretches = [

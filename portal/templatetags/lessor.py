@@ -67,7 +67,7 @@ def _style_for(language: str) -> formatting.Style:
         symbols |= {"CNY": "¥", "JPY": "JP¥"}
     return formatting.Style(
         decimal=str(get_format("DECIMAL_SEPARATOR")),
-        group=str(get_format("THOUSAND_SEPARATOR")),
+        group=str(get_format("THOUSAND_SEPARATOR")) or ",",  # empty for Chinese in Django; prices there do group
         hours=gettext("{h} h {m} min {s} s"),
         minutes=gettext("{m} min {s} s"),
         seconds=gettext("{s} s"),
@@ -346,7 +346,7 @@ def timeline(events: Iterable[Any]) -> dict[str, Any]:
     return {"events": [{name: _of(event, name) for name in names} for event in events]}
 
 
-def _of(thing: object, name: str) -> Any:  # noqa: ANN401 - events and stretches come as dicts or rows
+def _of(thing: object, name: str) -> Any:
     """A key of a mapping or an attribute, None where there is none."""
     return thing.get(name) if isinstance(thing, Mapping) else getattr(thing, name, None)
 
