@@ -42,8 +42,12 @@ class Node(models.Model):
     revoked_at = models.DateTimeField(_("revoked"), null=True, blank=True, editable=False)
     draining_since = models.DateTimeField(_("draining since"), null=True, blank=True, editable=False)
     token_digest = models.CharField(max_length=64, null=True, unique=True, editable=False)
-    broker_password_digest = models.CharField(max_length=64, blank=True, editable=False, help_text="SHA-256, for ACL SETUSER #…")
-    broker_note = models.CharField(_("broker"), max_length=200, blank=True, editable=False, help_text="why it has no broker user")
+    broker_password_digest = models.CharField(
+        max_length=64, blank=True, editable=False, help_text="SHA-256, for ACL SETUSER #…"
+    )
+    broker_note = models.CharField(
+        _("broker"), max_length=200, blank=True, editable=False, help_text="why it has no broker user"
+    )
 
     # Heard from the node. Liveness is last_seen_at, our own clock at receipt; the node's clock is shown, never used.
     last_seen_at = models.DateTimeField(_("last seen"), null=True, blank=True, editable=False)
@@ -79,7 +83,9 @@ class Node(models.Model):
         ordering = ["name", "id"]
         constraints = [
             # A revoked node keeps its row and history; its name may be given to a new row, which inherits nothing.
-            models.UniqueConstraint(fields=["name"], condition=Q(revoked_at__isnull=True), name="node_name_once_in_use"),
+            models.UniqueConstraint(
+                fields=["name"], condition=Q(revoked_at__isnull=True), name="node_name_once_in_use"
+            ),
             models.CheckConstraint(condition=Q(ssh_port__gte=1, ssh_port__lte=65535), name="node_ssh_port_in_range"),
         ]
 
@@ -169,8 +175,12 @@ class Gpu(models.Model):
         ordering = ["node", "pci_bus_id", "uuid"]
         constraints = [
             # Two machines that claim one card: the second is refused instead of selling it twice (case G02).
-            models.UniqueConstraint(fields=["uuid"], condition=Q(retired_at__isnull=True), name="gpu_uuid_once_present"),
-            models.CheckConstraint(condition=Q(health__in=["healthy", "lost", "quarantined"]), name="gpu_health_is_known"),
+            models.UniqueConstraint(
+                fields=["uuid"], condition=Q(retired_at__isnull=True), name="gpu_uuid_once_present"
+            ),
+            models.CheckConstraint(
+                condition=Q(health__in=["healthy", "lost", "quarantined"]), name="gpu_health_is_known"
+            ),
             models.CheckConstraint(condition=Q(memory_bytes__gt=0), name="gpu_has_memory"),
         ]
 
@@ -197,7 +207,9 @@ class GpuSlot(models.Model):
         ordering = ["gpu", "n"]
         constraints = [
             models.UniqueConstraint(fields=["gpu", "n"], name="gpu_slot_once"),
-            models.CheckConstraint(condition=Q(used_milli__gte=0, used_milli__lte=1000), name="gpu_slot_within_capacity"),
+            models.CheckConstraint(
+                condition=Q(used_milli__gte=0, used_milli__lte=1000), name="gpu_slot_within_capacity"
+            ),
         ]
 
     def __str__(self) -> str:

@@ -1,0 +1,45 @@
+"""The node API that belongs to hardware: enrol, inventory, preflight. Heartbeat and leases are rental's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rest_framework import status
+from rest_framework.response import Response
+
+from nodes import services
+from nodes.authentication import NodeView, node_of
+from portal.actor import client_ip
+
+if TYPE_CHECKING:
+    from rest_framework.request import Request
+
+
+class Enrol(NodeView):
+    """``POST enrol``: a machine shows its one-time token and becomes a node."""
+
+    authentication_classes = ()
+    permission_classes = ()
+
+    def post(self, request: Request) -> Response:
+        """201 with the node's secrets, never to be stored by anything between us and the node."""
+        answer = services.enrol(payload=request.data, peer_ip=client_ip(request))
+        return Response(answer, status=status.HTTP_201_CREATED, headers={"Cache-Control": "no-store"})
+
+
+class Inventory(NodeView):
+    """``POST inventory``: what the machine is and which GPUs it has."""
+
+    def post(self, request: Request) -> Response:
+        """200 ``{}``."""
+        services.record_inventory(node=node_of(request), payload=request.data)
+        return Response({})
+
+
+class Preflight(NodeView):
+    """``POST preflight``: whether a container with a GPU works there."""
+
+    def post(self, request: Request) -> Response:
+        """200 ``{}``."""
+        services.record_preflight(node=node_of(request), payload=request.data)
+        return Response({})
