@@ -1,0 +1,356 @@
+"""One lease on this node: a thread that takes the portal's newest word and does one thing at a time.
+
+    pulling -> starting -> started -> running -> stopping -> stopped -> cleaning -> gone
+
+Orders, exits and finished pulls ring the same bell; the actor then looks at what is true. Whatever has to end a lease
+(order, newer generation, deadline, silence of the portal) is asked for between any two steps and during every wait.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Literal, NoReturn
+
+from nodes.agent.cleaning import Cleaning
+from nodes.agent.contact import now
+from nodes.agent.desired import DesiredLease, container_name
+from nodes.agent.engine import ContainerFacts
+from nodes.agent.failures import EngineError, LaunchError
+from nodes.agent.images import Ticket
+from nodes.agent.launch import Launch
+from nodes.agent.log import logger, step
+from nodes.agent.parts import Parts
+from nodes.agent.portal import Report, ReportAnswer
+from nodes.agent.probe import ProbeKey
+from nodes.agent.reporter import Reporter
+from nodes.agent.stopping import Stopping
+from nodes.agent.store import LeaseRecord, Phase
+
+EndCause = Literal["ordered", "unwanted", "superseded", "deadline", "silence", "exited"]
+PROGRESS_S = 10.0
+SAME_DEADLINE_S = 2.0
+BEFORE_READY = ("pulling", "starting", "started")
+WHY: dict[EndCause, str] = {
+    "ordered": "",
+    "unwanted": "the portal does not expect this lease here",
+    "superseded": "a newer generation of the lease is wanted",
+    "deadline": "the maximum duration is over",
+    "silence": "the portal was not heard for too long",
+    "exited": "the main process ended",
+}
+
+
+class _EndNow(Exception):  # not an error: something has to end the lease
+    def __init__(self, cause: EndCause) -> None:
+        super().__init__(cause)
+        self.cause: EndCause = cause
+
+
+class _AgentStops(Exception):  # not an error: leave everything as it is
+    pass
+
+
+@dataclass(frozen=True)
+class Order:
+    """The portal's newest word: the lease as wanted, or None for "should not exist here"."""
+
+    lease: DesiredLease | None
+    deadline: float | None
+
+
+class Actor:
+    """The one writer of a lease on this node."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        lease_id: str,
+        *,
+        record: LeaseRecord | None,
+        wake: Callable[[str], None],
+        on_gone: Callable[["Actor"], None],
+    ) -> None:
+        """`record` is what was left here before; `wake` asks the portal again; `on_gone` is called last of all."""
+        self.lease_id = lease_id
+        self.finished = 0  # the newest generation that was cleaned here
+        self._parts = parts
+        self._record = record
+        self._wake = wake
+        self._on_gone = on_gone
+        self._order: Order | None = None
+        self._bell = threading.Event()
+        self._closing = False
+        self._reporter = Reporter(parts.portal, lease_id, self._answered)
+        self._thread = threading.Thread(target=self._run, name=f"actor-{lease_id}", daemon=True)
+
+    def begin(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def order(self, lease: DesiredLease | None) -> None:
+        """Take the portal's newest word."""
+        deadline = None if lease is None or lease.deadline_s is None else now() + lease.deadline_s
+        self._order = Order(lease, deadline)
+        self._bell.set()
+
+    def poke(self) -> None:
+        """Look again: the engine says something happened."""
+        self._bell.set()
+
+    def close(self) -> None:
+        """The agent stops: end the thread and leave the lease as it is."""
+        self._closing = True
+        self._bell.set()
+        self._reporter.close()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread."""
+        self._thread.join(timeout_s)
+
+    @property
+    def record(self) -> LeaseRecord | None:
+        """What is here now; a copy."""
+        record = self._record
+        return replace(record) if record else None
+
+    # The life of a lease ----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while record := self._record or self._begin():
+                self._live(record)
+                self.finished = record.generation
+        except _AgentStops:
+            return
+        except Exception:  # noqa: BLE001  # logged with its trace; see below
+            # A bug must not leave a lease without an actor for ever: the next pull makes a new one from the record.
+            logger.exception("actor of %s failed", self.lease_id)
+        self._reporter.close()
+        self._on_gone(self)
+
+    def _begin(self) -> LeaseRecord | None:
+        while self._order is None:
+            self._wait(None)
+        lease = self._order.lease
+        if lease is None or lease.generation <= self.finished:
+            return None
+        phase: Phase = "starting" if lease.want == "run" else "stopping"
+        record = LeaseRecord(lease.id, lease.generation, phase, devices=lease.devices, desired=lease)
+        self._record = record
+        self._parts.store.save(record)
+        return record
+
+    def _live(self, record: LeaseRecord) -> None:
+        why = ""
+        try:
+            if record.phase in BEFORE_READY:
+                self._bring_up(record)
+            if record.phase == "running":
+                self._watch(record)
+        except _EndNow as end:
+            why = WHY[end.cause]
+            self._announce(record, end.cause)
+        except LaunchError as error:
+            logger.warning("lease %s: %s: %s", record.lease_id, error.failure, error)
+            self._report(record, "failed", detail=str(error), failure=error.failure)
+        self._stop(record, why)
+        self._clean(record)
+
+    def _bring_up(self, record: LeaseRecord) -> None:
+        lease = self._wanted(record)
+        key = ProbeKey.make()
+        # Early, so that the gateway has read the file long before the container is up.
+        self._parts.gateway.put(lease.id, lease.authorized_keys, key.public_line)
+        facts = self._engine_says(record)
+        if facts and facts.running:
+            record.container_id = facts.id
+        else:
+            self._launch(record, lease)
+        self._enter(record, "started")
+        self._report(record, "started")
+        with step("prove", record.lease_id, record.generation):
+            evidence = self._parts.prover.prove(self._wanted(record), key, lambda s: self._pause_proof(record, s))
+        self._enter(record, "running")
+        self._parts.gateway.put(lease.id, self._wanted(record).authorized_keys)
+        self._report(record, "ready", evidence=evidence)
+
+    def _launch(self, record: LeaseRecord, lease: DesiredLease) -> None:
+        self._report(record, "starting")
+        launch = Launch(self._parts, lease, lambda image: self._pull(record, image))
+        launch.measure(record)
+        self._enter(record, "starting")
+        record.container_id = launch.create()
+        self._check_end(record)
+        launch.start(record.container_id)
+
+    def _watch(self, record: LeaseRecord) -> NoReturn:
+        while True:
+            self._check_end(record)
+            self._follow_order(record)
+            try:
+                facts = self._parts.engine.inspect(container_name(record.lease_id, record.generation))
+                if not (facts and facts.running):
+                    raise _EndNow("exited")
+            except EngineError as error:
+                # An engine that restarts says nothing about the container; what became of it is seen afterwards.
+                logger.warning("lease %s cannot be seen: %s", record.lease_id, error)
+            self._wait(self._parts.watch_s, record)
+
+    def _announce(self, record: LeaseRecord, cause: EndCause) -> None:
+        logger.info("lease %s ends: %s", record.lease_id, cause)
+        if cause == "deadline":
+            self._report(record, "deadline", detail=WHY[cause])
+        elif cause == "exited":
+            facts = self._engine_says(record)
+            evidence: dict[str, object] = {"exit_code": None, "oom_killed": False}
+            if facts:
+                evidence = {"exit_code": facts.exit_code, "oom_killed": facts.oom_killed}
+            self._report(record, "exited", evidence=evidence)
+
+    def _stop(self, record: LeaseRecord, why: str) -> None:
+        self._enter(record, "stopping")
+        with step("stop", record.lease_id, record.generation):
+            stopped = Stopping(self._parts, record, self._wait).run()
+        self._enter(record, "stopped")
+        if stopped:
+            self._report(record, "stopped", detail=why, evidence=asdict(stopped))
+
+    def _clean(self, record: LeaseRecord) -> None:
+        self._enter(record, "cleaning")
+        steps = Cleaning(self._parts, record, self._pause).run()
+        evidence: dict[str, object] = {"steps": [s.as_json() for s in steps]}
+        failed = [s for s in steps if not s.ok]
+        if failed:
+            evidence["quarantine"] = sorted({uuid for s in failed for uuid in s.devices})
+            logger.error(
+                "lease %s did not come clean: %s", record.lease_id, "; ".join(f"{s.name}: {s.detail}" for s in failed)
+            )
+        self._report(record, "cleaning_failed" if failed else "cleaned", evidence=evidence)
+        if not self._reporter.drain():
+            raise _AgentStops
+        self._parts.store.delete(record.lease_id)
+        self._record = None
+
+    # What it listens to -----------------------------------------------------------------------------------------------
+
+    def _end_cause(self, record: LeaseRecord) -> EndCause | None:
+        order = self._order
+        if order and order.lease is None:
+            return "unwanted"
+        if order and order.lease and order.lease.generation != record.generation:
+            return "superseded"
+        if order and order.lease and order.lease.want == "stop":
+            return "ordered"
+        deadline = order.deadline if order else record.deadline
+        if deadline is not None and now() >= deadline:
+            return "deadline"
+        return "silence" if now() >= self._parts.contact.silent_at else None
+
+    def _check_end(self, record: LeaseRecord) -> None:
+        if cause := self._end_cause(record):
+            raise _EndNow(cause)
+
+    def _wait(self, seconds: float | None, record: LeaseRecord | None = None) -> None:
+        if record:
+            limits = [self._parts.contact.silent_at - now()]
+            deadline = self._order.deadline if self._order else record.deadline
+            limits += [] if deadline is None else [deadline - now()]
+            seconds = max(0.0, min([*limits, *([] if seconds is None else [seconds])]))
+        self._bell.wait(seconds)
+        self._bell.clear()
+        if self._closing:
+            raise _AgentStops
+
+    def _pause(self, seconds: float) -> None:
+        give_up = now() + seconds
+        while (left := give_up - now()) > 0:
+            self._wait(left)
+
+    def _pause_proof(self, record: LeaseRecord, seconds: float) -> None:
+        self._check_end(record)
+        facts = self._engine_says(record)
+        if facts and not facts.running:
+            raise LaunchError(
+                "failed_launch", f"The image's main process ended at once, with exit code {facts.exit_code}."
+            )
+        self._pause(seconds)
+
+    def _pull(self, record: LeaseRecord, image: str) -> None:
+        self._enter(record, "pulling")
+        ticket = self._parts.images.pull(image, self._bell.set)
+        said = None
+        try:
+            while not ticket.done:
+                self._check_end(record)
+                if ticket.progress != said:
+                    said = ticket.progress
+                    self._report(record, "pulling", detail=said)
+                self._wait_pull(record, ticket)
+        finally:
+            ticket.cancel()
+        ticket.result()
+        self._enter(record, "starting")
+
+    def _wait_pull(self, record: LeaseRecord, ticket: Ticket) -> None:
+        # The bell may ring for other reasons; progress is told every few seconds at most all the same.
+        give_up = now() + PROGRESS_S
+        while not ticket.done and not self._end_cause(record) and now() < give_up:
+            self._wait(give_up - now(), record)
+
+    # Small change -----------------------------------------------------------------------------------------------------
+
+    def _wanted(self, record: LeaseRecord) -> DesiredLease:
+        # Nothing is brought up on what an earlier agent remembers: the portal may have thought better of it since.
+        while not (self._order and self._order.lease):
+            self._check_end(record)
+            self._wait(None, record)
+        self._check_end(record)
+        record.desired = self._order.lease
+        return record.desired
+
+    def _follow_order(self, record: LeaseRecord) -> None:
+        order = self._order
+        if not order or not order.lease or not record.desired:
+            return
+        keys_differ = order.lease.authorized_keys != record.desired.authorized_keys
+        moved = (order.deadline is None) != (record.deadline is None) or abs(
+            (order.deadline or 0) - (record.deadline or 0)
+        ) > SAME_DEADLINE_S
+        record.desired = order.lease
+        if keys_differ:
+            self._parts.gateway.put(record.lease_id, order.lease.authorized_keys)
+        if keys_differ or moved:
+            record.deadline = order.deadline
+            self._parts.store.save(record)
+
+    def _engine_says(self, record: LeaseRecord) -> ContainerFacts | None:
+        try:
+            return self._parts.engine.inspect(container_name(record.lease_id, record.generation))
+        except EngineError:
+            return None
+
+    def _enter(self, record: LeaseRecord, phase: Phase) -> None:
+        record.phase = phase
+        self._parts.store.save(record)
+
+    def _report(
+        self,
+        record: LeaseRecord,
+        event: str,
+        *,
+        detail: str = "",
+        failure: str = "",
+        evidence: Mapping[str, object] | None = None,
+    ) -> None:
+        self._reporter.send(
+            Report(
+                record.lease_id, record.generation, event, detail=detail, container_id=record.container_id,
+                failure=failure, evidence=evidence,
+            )
+        )  # fmt: skip
+
+    def _answered(self, answer: ReportAnswer | None) -> None:
+        record = self._record
+        ending = record is None or record.phase not in {*BEFORE_READY, "running"}
+        if not ending and (answer is None or answer.want != "run"):
+            self._wake(self.lease_id)

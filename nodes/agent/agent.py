@@ -1,0 +1,170 @@
+"""Puts the agent together from its parts, in the order in which they may start and stop."""
+
+import fcntl
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TextIO
+
+from nodes.agent.config import Identity, Options
+from nodes.agent.contact import Contact
+from nodes.agent.desired import container_name
+from nodes.agent.engine import DockerEngine, Engine
+from nodes.agent.execd import Execd, RunningContainer
+from nodes.agent.failures import AgentError, EngineError
+from nodes.agent.gateway_link import GatewayLink, share_directory
+from nodes.agent.gpus import Gpus
+from nodes.agent.heartbeat import Heartbeat, Inventory, gpu_request
+from nodes.agent.hostconfig import NodeFacts
+from nodes.agent.images import ImagePool
+from nodes.agent.network import HostRules
+from nodes.agent.parts import Parts
+from nodes.agent.portal import PortalClient
+from nodes.agent.preflight import Preflight, PreflightKeeper
+from nodes.agent.probe import Prover, SshProver
+from nodes.agent.reconciler import Reconciler
+from nodes.agent.store import Store
+from nodes.agent.volumes import Volumes
+from nodes.agent.worker import WakeWorker
+
+REACHABLE = ("started", "running", "stopping")
+
+
+class Agent:
+    """One node's agent. Tests hand in their own engine, rules or prover."""
+
+    def __init__(
+        self,
+        options: Options,
+        identity: Identity,
+        *,
+        engine: Engine | None = None,
+        rules: HostRules | None = None,
+        prover: Prover | None = None,
+    ) -> None:
+        self._options = options
+        self._identity = identity
+        state, run = options.state_dir, options.run_dir
+        prepare_directories(options)
+        self._lock = take_lock(state)
+        self._contact = Contact(state / "contact.json", identity.silence_s)
+        self._portal = PortalClient(identity.portal_url, identity.node_token, self._contact)
+        self._engine = engine or DockerEngine(options.docker_socket)
+        self._gpus = Gpus(options.nvml)
+        self._rules = rules or HostRules()
+        gateway = GatewayLink(run, options.gateway_group)
+        volumes = Volumes(state / "volumes")
+        self._inventory = Inventory(options, self._engine, self._gpus, workspace_quota=volumes.quota)
+        self._parts = Parts(
+            engine=self._engine,
+            images=ImagePool(self._engine),
+            volumes=volumes,
+            gateway=gateway,
+            gpus=self._gpus,
+            prover=prover or SshProver(gateway, options.local_ssh_port),
+            portal=self._portal,
+            contact=self._contact,
+            store=Store(state / "leases"),
+            threads=ThreadPoolExecutor(16, thread_name_prefix="prepare"),
+            node_facts=self._node_facts,
+            on_driver_fault=self._driver_fault,
+        )
+        self.reconciler = Reconciler(self._parts, self._rules, identity.node_id, identity.pull_s)
+        self._heartbeat = Heartbeat(
+            self._portal, self._contact, self.reconciler, self._inventory, self._gpus, identity.heartbeat_s
+        )
+        preflight = Preflight(
+            options=options, engine=self._engine, gpus=self._gpus, volumes=volumes, rules=self._rules, gateway=gateway,
+            node_facts=self._node_facts, leased=self._leased,
+        )  # fmt: skip
+        self._preflight = PreflightKeeper(preflight, self._portal)
+        self._execd = Execd(
+            socket_path=run / "execd.sock", docker_socket=options.docker_socket, lookup=self.running_container,
+            group=options.gateway_group or None,
+        )  # fmt: skip
+        self._worker = (
+            WakeWorker(identity.broker_url, identity.queue, self.reconciler.wake) if identity.broker_url else None
+        )
+
+    def start(self) -> None:
+        """Rules first, then what runs already, then what is new.
+
+        Raises:
+            AgentError: the network rules cannot be set; nothing was started.
+        """
+        self._rules.ensure()
+        self._cached_facts = self._read_node_facts()
+        self._execd.start()
+        self.reconciler.start()
+        self._heartbeat.start()
+        self._preflight.start()
+        if self._worker:
+            self._worker.start()
+
+    def stop(self) -> None:
+        """Leave every lease running and end."""
+        if self._worker:
+            self._worker.stop()
+        self._preflight.stop()
+        self._heartbeat.stop()
+        self.reconciler.stop()
+        self._parts.images.close()
+        self._execd.stop()
+        self._parts.threads.shutdown(wait=False, cancel_futures=True)
+        self._lock.close()
+
+    def running_container(self, lease_id: str) -> RunningContainer | None:
+        """What execd may enter: the lease's container, when our own state says that it runs."""
+        for record in self.reconciler.records():
+            if record.lease_id == lease_id and record.phase in REACHABLE:
+                try:
+                    facts = self._engine.inspect(container_name(lease_id, record.generation))
+                except EngineError:
+                    return None
+                return RunningContainer(lease_id, facts.id, facts.pid) if facts and facts.pid else None
+        return None
+
+    def _leased(self) -> frozenset[str]:
+        return frozenset(device for record in self.reconciler.records() for device in record.devices)
+
+    def _node_facts(self) -> NodeFacts:
+        return self._cached_facts
+
+    def _read_node_facts(self) -> NodeFacts:
+        uuids = tuple(gpu.uuid for gpu in self._gpus.inventory())
+        request = gpu_request(self._inventory.engine_facts(), uuids, simulated=self._options.simulate)
+        return NodeFacts(
+            self._identity.node_id, request, self._options.bundle_dir, self._options.nofile, self._options.memlock
+        )
+
+    def _driver_fault(self) -> None:
+        self._cached_facts = self._read_node_facts()
+        self._preflight.ask()
+
+
+def prepare_directories(options: Options) -> None:
+    """STATE and RUN with the modes that let the gateway reach its own parts and nothing else."""
+    for directory in (options.state_dir, options.run_dir):
+        directory.mkdir(parents=True, exist_ok=True)
+        directory.chmod(0o711)
+    share_directory(options.state_dir / "gateway", options.gateway_group)
+
+
+def take_lock(state_dir: Path) -> TextIO:
+    """Hold the state directory for this process.
+
+    Raises:
+        AgentError: another agent holds it.
+    """
+    stream = (state_dir / "agent.lock").open("a+")
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        stream.seek(0)
+        holder = stream.read().strip() or "unknown"
+        stream.close()
+        raise AgentError(f"Another agent (pid {holder}) already works on {state_dir}. Stop it first.") from error
+    stream.truncate(0)
+    stream.write(str(os.getpid()))
+    stream.flush()
+    return stream

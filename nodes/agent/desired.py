@@ -1,0 +1,125 @@
+"""What the portal wants on this node, as typed values.
+
+Everything that comes from the portal passes through here once. Keys that are not listed are not read, so nothing the
+portal might say beyond them can reach the engine.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Want = Literal["run", "stop"]
+
+LEASE_ID = re.compile(r"ls-[A-Za-z0-9]{1,40}")
+DEVICE_UUID = re.compile(r"(GPU|MIG)-[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+# Host and path of an image reference with tag or digest. The leading character rules out anything an argument parser
+# or a URL could take for something else.
+IMAGE = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._/:-]{0,254}(@sha256:[0-9a-f]{64})?")
+KEY_LINE = re.compile(r"[a-z0-9@.-]{3,64} [A-Za-z0-9+/]{16,8192}={0,2}( [^\r\n]{0,200})?")
+
+MAX_BYTES = 1 << 50
+
+
+class DesiredInvalidError(ValueError):
+    """The portal's words for one lease cannot be carried out; says which field and why."""
+
+
+@dataclass(frozen=True)
+class DesiredLease:
+    """One lease that should exist on this node; units in the names, `deadline_s` counts from the answer's arrival."""
+
+    id: str
+    generation: int
+    want: Want
+    stop_reason: str
+    devices: tuple[str, ...]
+    image: str
+    cpus_milli: int
+    memory_bytes: int
+    shm_bytes: int
+    pids: int
+    workspace_bytes: int
+    authorized_keys: tuple[str, ...]
+    deadline_s: int | None
+    stop_grace_s: int
+
+
+def container_name(lease_id: str, generation: int) -> str:
+    """The name of a lease's container and of its network: the idempotency key of both."""
+    return f"lessor-{lease_id}-{generation}"
+
+
+def parse_lease(raw: Mapping[str, object]) -> DesiredLease:
+    """Read one element of `desired.leases`.
+
+    Raises:
+        DesiredInvalidError: a field is missing, of the wrong type or outside its range.
+    """
+    want = raw.get("want")
+    if want not in {"run", "stop"}:
+        raise DesiredInvalidError(f"want must be run or stop, not {want!r}")
+    deadline = raw.get("deadline_s")
+    return DesiredLease(
+        id=_matching(raw, "id", LEASE_ID),
+        generation=_integer(raw, "generation", 1, 1 << 31),
+        want="run" if want == "run" else "stop",
+        stop_reason=_text(raw, "stop_reason"),
+        devices=_devices(raw),
+        image=_matching(raw, "image", IMAGE),
+        cpus_milli=_integer(raw, "cpus_milli", 10, 4_096_000),
+        memory_bytes=_integer(raw, "memory_bytes", 16 << 20, MAX_BYTES),
+        shm_bytes=_integer(raw, "shm_bytes", 1 << 20, MAX_BYTES),
+        pids=_integer(raw, "pids", 16, 1 << 20),
+        workspace_bytes=_integer(raw, "workspace_bytes", 16 << 20, MAX_BYTES),
+        authorized_keys=_keys(raw),
+        deadline_s=None if deadline is None else max(0, _integer(raw, "deadline_s", -(1 << 40), 1 << 40)),
+        stop_grace_s=_integer(raw, "stop_grace_s", 0, 3600),
+    )
+
+
+def lease_id_of(raw: Mapping[str, object]) -> str | None:
+    """The lease id of an element, where that much can be read of it."""
+    value = raw.get("id")
+    return value if isinstance(value, str) and LEASE_ID.fullmatch(value) else None
+
+
+def _text(raw: Mapping[str, object], field: str) -> str:
+    value = raw.get(field, "")
+    if not isinstance(value, str):
+        raise DesiredInvalidError(f"{field} must be text")
+    return value
+
+
+def _matching(raw: Mapping[str, object], field: str, pattern: re.Pattern[str]) -> str:
+    value = _text(raw, field)
+    if not pattern.fullmatch(value):
+        raise DesiredInvalidError(f"{field} has a form this node does not accept")
+    return value
+
+
+def _integer(raw: Mapping[str, object], field: str, low: int, high: int) -> int:
+    value = raw.get(field)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise DesiredInvalidError(f"{field} must be a whole number")
+    if not low <= value <= high:
+        raise DesiredInvalidError(f"{field} must be between {low} and {high}")
+    return value
+
+
+def _texts(raw: Mapping[str, object], field: str, pattern: re.Pattern[str]) -> tuple[str, ...]:
+    values = raw.get(field)
+    if not isinstance(values, list) or not all(isinstance(v, str) and pattern.fullmatch(v) for v in values):
+        raise DesiredInvalidError(f"{field} must be a list of entries this node accepts")
+    return tuple(values)
+
+
+def _devices(raw: Mapping[str, object]) -> tuple[str, ...]:
+    devices = _texts(raw, "devices", DEVICE_UUID)
+    if not devices or len(set(devices)) != len(devices):
+        raise DesiredInvalidError("devices must name at least one UUID and none of them twice")
+    return devices
+
+
+def _keys(raw: Mapping[str, object]) -> tuple[str, ...]:
+    return _texts(raw, "authorized_keys", KEY_LINE)

@@ -1,0 +1,349 @@
+"""The container engine behind a small protocol. The only module that imports docker.
+
+The name is the idempotency key, and removing what is unknown is a success. Every call has a time
+limit, so an engine that hangs costs an actor a wait and never its life.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Protocol
+
+import docker
+import requests
+from docker.errors import APIError, DockerException
+
+from nodes.agent.failures import EngineError, EngineUnreachableError, ImageError, image_sentence
+
+QUICK_S = 30  # reading and signalling
+SLOW_S = 180  # creating, starting and removing: GPU hooks may have to wake the driver
+QUIET_PULL_S = 300  # a pull that says nothing for so long is given up
+QUIET_EVENTS_S = 60  # then the event stream is opened anew, in case the engine went away without a word
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """What the engine is; `cdi_devices` are qualified names such as nvidia.com/gpu=GPU-…"""
+
+    version: str
+    storage_driver: str
+    cgroup_version: int
+    runtimes: tuple[str, ...]
+    cdi_devices: frozenset[str]
+    root_dir: Path
+
+
+@dataclass(frozen=True)
+class ImageFacts:
+    """A local image: its id, and the signal that asks its main process to end."""
+
+    id: str
+    stop_signal: str
+
+
+@dataclass(frozen=True)
+class ContainerFacts:
+    """A container as the engine knows it now. `pid` is 0 unless running; `inspect` is the engine's whole answer."""
+
+    id: str
+    name: str
+    labels: Mapping[str, str]
+    status: str
+    pid: int
+    exit_code: int
+    oom_killed: bool
+    log_path: str
+    inspect: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def running(self) -> bool:
+        """Whether its main process exists (a paused one does)."""
+        return self.status in {"running", "paused", "restarting"}
+
+
+class Engine(Protocol):
+    """What the agent needs of a container engine. Every method may raise EngineError or EngineUnreachableError."""
+
+    def facts(self) -> EngineFacts:
+        """Version and abilities of the engine."""
+
+    def local_image(self, image: str) -> ImageFacts | None:
+        """The image, when the engine has it already."""
+
+    def local_images(self) -> tuple[str, ...]:
+        """Ids of all images the engine has, newest first."""
+
+    def pull(self, image: str, on_progress: Callable[[str], None], cancelled: threading.Event) -> None:
+        """Fetch an image, telling "3 of 7 layers"; raises ImageError with a sentence for the renter."""
+
+    def network_create(self, name: str, bridge: str, labels: Mapping[str, str]) -> None:
+        """A bridge network of its own whose members cannot reach each other."""
+
+    def network_remove(self, name: str) -> None:
+        """Remove a network."""
+
+    def networks(self, label: str) -> tuple[str, ...]:
+        """Names of the networks that carry a label ("key=value")."""
+
+    def create(self, name: str, body: Mapping[str, object]) -> str:
+        """Create a container from a raw create body; returns its id. An existing one of that name is an error."""
+
+    def start(self, container: str) -> None:
+        """Start it; a running one is left alone."""
+
+    def kill(self, container: str, signal: str) -> None:
+        """Send a signal to the main process; one that has ended already is a success."""
+
+    def remove(self, container: str) -> None:
+        """Remove it with its anonymous volumes, running or not."""
+
+    def inspect(self, container: str) -> ContainerFacts | None:
+        """The container by name or id, or None."""
+
+    def containers(self, label: str) -> tuple[ContainerFacts, ...]:
+        """All containers, running or not, that carry a label ("key=value")."""
+
+    def has_path(self, container: str, path: str) -> bool:
+        """Whether a path exists in the container's file system."""
+
+    def put_archive(self, container: str, archive: bytes) -> None:
+        """Unpack a tar at the root of a container that has not started."""
+
+    def wait(self, container: str, timeout_s: float) -> int:
+        """Wait for the end of a container; returns its exit code."""
+
+    def logs(self, container: str) -> str:
+        """Standard output of a short-lived container."""
+
+    def exits(self, stop: threading.Event) -> Iterator[Mapping[str, str]]:
+        """Labels of containers as they end, until `stop` or until the stream breaks."""
+
+
+class DockerEngine:
+    """`Engine` on a Docker daemon's Unix socket."""
+
+    def __init__(self, socket: Path) -> None:
+        self._url = f"unix://{socket}"
+        self._lock = threading.Lock()
+        self._clients: dict[int, Any] = {}
+
+    def facts(self) -> EngineFacts:
+        """See Engine."""
+        with _errors():
+            info = self._client(QUICK_S).info()
+        discovered = info.get("DiscoveredDevices") or []
+        return EngineFacts(
+            version=str(info.get("ServerVersion", "")),
+            storage_driver=str(info.get("Driver", "")),
+            cgroup_version=int(info.get("CgroupVersion") or 1),
+            runtimes=tuple(sorted(info.get("Runtimes") or {})),
+            cdi_devices=frozenset(str(d.get("ID")) for d in discovered if d.get("Source") == "cdi"),
+            root_dir=Path(str(info.get("DockerRootDir") or "/var/lib/docker")),
+        )
+
+    def local_image(self, image: str) -> ImageFacts | None:
+        """See Engine."""
+        raw = self._found(lambda: self._client(QUICK_S).inspect_image(image))
+        return raw and ImageFacts(raw["Id"], (raw.get("Config") or {}).get("StopSignal") or "SIGTERM")
+
+    def local_images(self) -> tuple[str, ...]:
+        """See Engine."""
+        with _errors():
+            images = self._client(QUICK_S).images()
+        return tuple(image["Id"] for image in images)
+
+    def pull(self, image: str, on_progress: Callable[[str], None], cancelled: threading.Event) -> None:
+        """See Engine."""
+        # Not client.pull(): that one has no time limit between two lines.
+        name, tag = _split_reference(image)
+        try:
+            with self._stream("POST", "/images/create", {"fromImage": name, "tag": tag}, QUIET_PULL_S) as lines:
+                layers: dict[str, bool] = {}
+                for line in lines:
+                    if cancelled.is_set():
+                        return
+                    _raise_pull_error(image, line)
+                    if "progressDetail" in line and "id" in line:
+                        layers[line["id"]] = line.get("status") in {"Pull complete", "Already exists"}
+                        on_progress(f"{sum(layers.values())} of {len(layers)} layers")
+        except (EngineUnreachableError, ImageError):
+            raise
+        except EngineError as error:
+            raise ImageError(image_sentence(image, str(error)), status=error.status) from error
+
+    def network_create(self, name: str, bridge: str, labels: Mapping[str, str]) -> None:
+        """See Engine."""
+        options = {"com.docker.network.bridge.name": bridge, "com.docker.network.bridge.enable_icc": "false"}
+        try:
+            with _errors():
+                self._client(SLOW_S).create_network(
+                    name, driver="bridge", options=options, labels=dict(labels), enable_ipv6=False, check_duplicate=True
+                )
+        except EngineError as error:
+            if error.status != HTTPStatus.CONFLICT:
+                raise
+
+    def network_remove(self, name: str) -> None:
+        """See Engine."""
+        self._found(lambda: self._client(SLOW_S).remove_network(name))
+
+    def networks(self, label: str) -> tuple[str, ...]:
+        """See Engine."""
+        with _errors():
+            return tuple(n["Name"] for n in self._client(QUICK_S).networks(filters={"label": label}))
+
+    def create(self, name: str, body: Mapping[str, object]) -> str:
+        """See Engine."""
+        with _errors():
+            answer = self._client(SLOW_S).create_container_from_config(dict(body), name)
+        return str(answer["Id"])
+
+    def start(self, container: str) -> None:
+        """See Engine."""
+        with _errors():
+            self._client(SLOW_S).start(container)
+
+    def kill(self, container: str, signal: str) -> None:
+        """See Engine."""
+        try:
+            self._found(lambda: self._client(QUICK_S).kill(container, signal))
+        except EngineError as error:
+            if error.status != HTTPStatus.CONFLICT:  # "is not running"
+                raise
+
+    def remove(self, container: str) -> None:
+        """See Engine."""
+        try:
+            self._found(lambda: self._client(SLOW_S).remove_container(container, v=True, force=True))
+        except EngineError as error:
+            if error.status != HTTPStatus.CONFLICT:  # "removal … is already in progress"
+                raise
+
+    def inspect(self, container: str) -> ContainerFacts | None:
+        """See Engine."""
+        raw = self._found(lambda: self._client(QUICK_S).inspect_container(container))
+        return raw and _container(raw)
+
+    def containers(self, label: str) -> tuple[ContainerFacts, ...]:
+        """See Engine."""
+        with _errors():
+            listed = self._client(QUICK_S).containers(all=True, filters={"label": label})
+        found = (self.inspect(entry["Id"]) for entry in listed)
+        return tuple(facts for facts in found if facts)
+
+    def has_path(self, container: str, path: str) -> bool:
+        """See Engine."""
+        client = self._client(QUICK_S)
+        with _errors():
+            answer = client.head(
+                _url(client, f"/containers/{container}/archive"), params={"path": path}, timeout=QUICK_S
+            )
+        return bool(answer.status_code == HTTPStatus.OK)
+
+    def put_archive(self, container: str, archive: bytes) -> None:
+        """See Engine."""
+        with _errors():
+            self._client(SLOW_S).put_archive(container, "/", archive)
+
+    def wait(self, container: str, timeout_s: float) -> int:
+        """See Engine."""
+        with _errors():
+            return int(self._client(QUICK_S).wait(container, timeout=int(timeout_s))["StatusCode"])
+
+    def logs(self, container: str) -> str:
+        """See Engine."""
+        with _errors():
+            output: bytes = self._client(QUICK_S).logs(container, stdout=True, stderr=False, tail=100)
+        return output.decode(errors="replace")
+
+    def exits(self, stop: threading.Event) -> Iterator[Mapping[str, str]]:
+        """See Engine."""
+        filters = json.dumps({"type": ["container"], "event": ["die"], "label": ["lessor.lease"]})
+        with self._stream("GET", "/events", {"filters": filters}, QUIET_EVENTS_S) as lines:
+            for line in lines:
+                if stop.is_set():
+                    return
+                yield (line.get("Actor") or {}).get("Attributes") or {}
+
+    def _client(self, timeout_s: int) -> Any:  # docker.APIClient, whose published types are incomplete
+        # Made on first use: the version is asked of the engine, which may not be up yet when the agent starts.
+        with self._lock:
+            if timeout_s not in self._clients:
+                with _errors():
+                    self._clients[timeout_s] = docker.APIClient(
+                        self._url, version="auto", timeout=timeout_s, max_pool_size=32
+                    )
+            return self._clients[timeout_s]
+
+    def _found(self, call: Callable[[], Any]) -> Any:  # the engine's JSON
+        try:
+            with _errors():
+                return call()
+        except EngineError as error:
+            if error.status == HTTPStatus.NOT_FOUND:
+                return None
+            raise
+
+    @contextmanager
+    def _stream(
+        self, method: str, path: str, params: Mapping[str, str], quiet_s: float
+    ) -> Iterator[Iterator[dict[str, Any]]]:
+        client = self._client(QUICK_S)
+        with (
+            _errors(),
+            client.request(
+                method, _url(client, path), params=dict(params), stream=True, timeout=(QUICK_S, quiet_s)
+            ) as answer,
+        ):
+            if answer.status_code >= HTTPStatus.BAD_REQUEST:
+                raise EngineError(answer.json().get("message", answer.reason), status=answer.status_code)
+            yield (json.loads(line) for line in answer.iter_lines(chunk_size=1) if line)
+
+
+def _url(client: Any, path: str) -> str:
+    return f"{client.base_url}/v{client.api_version}{path}"
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    try:
+        yield
+    except APIError as error:
+        status = error.response.status_code if error.response is not None else 0
+        raise EngineError(str(error.explanation or error), status=status) from error
+    except (requests.RequestException, DockerException, OSError, ValueError) as error:
+        raise EngineUnreachableError(f"the container engine does not answer: {type(error).__name__}") from error
+
+
+def _container(raw: Mapping[str, Any]) -> ContainerFacts:
+    state = raw["State"]
+    return ContainerFacts(
+        id=raw["Id"],
+        name=raw["Name"].lstrip("/"),
+        labels=raw["Config"].get("Labels") or {},
+        status=state["Status"],
+        pid=int(state.get("Pid") or 0),
+        exit_code=int(state.get("ExitCode") or 0),
+        oom_killed=bool(state.get("OOMKilled")),
+        log_path=raw.get("LogPath") or "",
+        inspect=raw,
+    )
+
+
+def _raise_pull_error(image: str, line: Mapping[str, Any]) -> None:
+    if problem := line.get("error"):
+        raise ImageError(image_sentence(image, str(problem)))
+
+
+def _split_reference(image: str) -> tuple[str, str]:
+    """Name and tag (or digest) as the engine's API wants them; a name without a tag means `latest`, not all tags."""
+    if "@" in image:
+        name, _, digest = image.partition("@")
+        return name, digest
+    host, slash, last = image.rpartition("/")
+    name, _, tag = last.partition(":")
+    return host + slash + name, tag or "latest"

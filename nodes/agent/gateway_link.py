@@ -1,0 +1,111 @@
+"""What the agent tells the SSH gateway (RUN/gateway/leases.json) and asks it (RUN/gateway/control.sock).
+
+The file is the gateway's whole truth about who may log in. It is kept across a restart of the agent, since an empty one
+would cut every session.
+"""
+
+import grp
+import json
+import os
+import socket
+import threading
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from nodes.agent.config import write_private
+from nodes.agent.log import logger
+
+ASK_TIMEOUT_S = 5.0
+
+
+class GatewayDownError(Exception):
+    """The gateway does not answer on its control socket."""
+
+
+@dataclass(frozen=True)
+class GatewayAnswer:
+    """Fingerprints ("SHA256:…") the gateway lets in for a lease now, and its host key as a public key line."""
+
+    keys: frozenset[str]
+    host_key: str
+
+
+class GatewayLink:
+    """The agent's side of both; safe to use from several threads."""
+
+    def __init__(self, run_dir: Path, group: str) -> None:
+        self._directory = run_dir / "gateway"
+        self._group = _group_id(group)
+        self._lock = threading.Lock()
+        share_directory(self._directory, group)
+        self._leases: dict[str, dict[str, object]] = self._load()
+
+    def put(self, lease_id: str, keys: Collection[str], probe_key: str | None = None) -> None:
+        """Let exactly these key lines into a lease, from the gateway's next look at the file."""
+        entry: dict[str, object] = {"keys": list(keys), "probe_key": probe_key}
+        with self._lock:
+            if self._leases.get(lease_id) != entry:
+                self._leases[lease_id] = entry
+                self._write()
+
+    def drop(self, lease_id: str) -> None:
+        """Let nobody into a lease any more; its live connections are cut by the gateway."""
+        with self._lock:
+            if self._leases.pop(lease_id, None) is not None:
+                self._write()
+
+    def retain(self, lease_ids: Collection[str]) -> None:
+        """Drop every lease but these; the file exists afterwards."""
+        with self._lock:
+            self._leases = {lease: entry for lease, entry in self._leases.items() if lease in lease_ids}
+            self._write()
+
+    def ask(self, lease_id: str) -> GatewayAnswer:
+        """What the gateway would do for a lease at this moment.
+
+        Raises:
+            GatewayDownError: no answer, or none that can be read.
+        """
+        question = json.dumps({"op": "keys", "lease": lease_id}) + "\n"
+        try:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(ASK_TIMEOUT_S)
+                connection.connect(str(self._directory / "control.sock"))
+                connection.sendall(question.encode())
+                with connection.makefile("r") as stream:
+                    answer = json.loads(stream.readline())
+            return GatewayAnswer(frozenset(answer.get("keys") or ()), str(answer.get("host_key", "")))
+        except (OSError, ValueError, AttributeError) as error:
+            raise GatewayDownError(f"the SSH gateway does not answer: {type(error).__name__}") from error
+
+    def _write(self) -> None:
+        path = self._directory / "leases.json"
+        draft = path.with_name(".leases.json.ready")
+        write_private(draft, json.dumps({"leases": self._leases}), mode=0o640)
+        if self._group is not None:
+            os.chown(draft, 0, self._group)
+        draft.replace(path)
+
+    def _load(self) -> dict[str, dict[str, object]]:
+        try:
+            return dict(json.loads((self._directory / "leases.json").read_text())["leases"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}  # first start, or the run directory was emptied by a reboot
+
+
+def share_directory(path: Path, group: str) -> None:
+    """A directory that the agent and the gateway's group may both write in, and nobody else enter."""
+    path.mkdir(parents=True, exist_ok=True)
+    gid = _group_id(group)
+    if gid is not None:
+        os.chown(path, -1, gid)
+    path.chmod(0o2770)
+
+
+def _group_id(group: str) -> int | None:
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        logger.warning("no group %s on this machine: only root can read what the gateway needs", group)
+        return None

@@ -1,0 +1,176 @@
+"""What NVML knows of this machine's GPUs. The only module that imports nvml.
+
+A value the driver does not support is None, never a guess. Memory is in bytes; `used` leaves out what the driver
+reserves, where the driver can tell the two apart.
+"""
+
+import ctypes
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+import pynvml
+
+from nodes.agent.failures import AgentError
+
+nvml: Any = pynvml  # it ships no types; what it returns is given its type here
+
+
+@dataclass(frozen=True)
+class GpuFacts:
+    """One GPU as the node API takes it (`inventory.gpus[]`)."""
+
+    uuid: str
+    name: str
+    memory_bytes: int
+    index: int
+    pci_bus_id: str
+    serial: str | None
+    compute_capability: str | None
+    mig_mode: bool
+    healthy: bool
+    fault: str
+
+    def as_json(self) -> dict[str, object]:
+        """The object the portal expects."""
+        return asdict(self)
+
+
+class GpuUnreadableError(Exception):
+    """NVML gave no answer about a device: it fell off the bus, or was never here."""
+
+
+class Gpus:
+    """The GPUs of this machine through one NVML session; safe to use from several threads."""
+
+    def __init__(self, library: str = "") -> None:
+        """Load NVML.
+
+        Raises:
+            AgentError: no driver, or a driver that does not start.
+        """
+        if library:
+            # pynvml asks the loader for "libnvidia-ml.so.1" by name; one that is loaded already answers to it.
+            ctypes.CDLL(library, ctypes.RTLD_GLOBAL)
+        try:
+            nvml.nvmlInit()
+        except pynvml.NVMLError as error:
+            raise AgentError(
+                f"The NVIDIA driver cannot be used here ({error}). Install the driver and check that nvidia-smi works, "
+                "or start with --simulate and a stand-in given by --nvml."
+            ) from error
+        self._seen: dict[str, GpuFacts] = {}
+        self._lock = threading.Lock()
+
+    def driver_version(self) -> str | None:
+        """As nvidia-smi prints it."""
+        version: str | None = _optional(lambda: _text(nvml.nvmlSystemGetDriverVersion()))
+        return version
+
+    def cuda_version(self) -> str | None:
+        """The newest CUDA the driver supports, as "12.8"."""
+        number = _optional(nvml.nvmlSystemGetCudaDriverVersion)
+        return None if number is None else f"{number // 1000}.{number % 1000 // 10}"
+
+    def inventory(self) -> tuple[GpuFacts, ...]:
+        """Every GPU seen since start, by UUID; one that does not answer any more is listed as not healthy."""
+        found: dict[str, GpuFacts] = {}
+        for index in range(_optional(nvml.nvmlDeviceGetCount) or 0):
+            facts = _optional(partial(_read, index))
+            if facts:
+                found[facts.uuid] = facts
+        with self._lock:
+            for uuid, known in self._seen.items():
+                if uuid not in found:
+                    found[uuid] = replace(known, healthy=False, fault="the driver does not see this GPU any more")
+            self._seen = found
+            return tuple(sorted(found.values(), key=lambda gpu: gpu.index))
+
+    def has(self, uuid: str) -> bool:
+        """Whether NVML answers for this GPU or MIG device now."""
+        try:
+            self.memory_used(uuid)
+        except GpuUnreadableError:
+            return False
+        return True
+
+    def memory_used(self, uuid: str) -> int:
+        """Bytes in use on a device.
+
+        Raises:
+            GpuUnreadableError: NVML gives no answer.
+        """
+        handle = _handle(uuid)
+        memory = _optional(lambda: nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2))
+        memory = memory or _optional(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+        if memory is None:
+            raise GpuUnreadableError(f"{uuid}: the driver does not tell its memory")
+        return int(memory.used)
+
+    def processes(self, uuid: str) -> frozenset[int]:
+        """Host pids that hold a context on a device (compute, graphics or MPS).
+
+        Raises:
+            GpuUnreadableError: NVML gives no answer.
+        """
+        handle = _handle(uuid)
+        calls: tuple[Callable[[Any], Any], ...] = (
+            nvml.nvmlDeviceGetComputeRunningProcesses,
+            nvml.nvmlDeviceGetGraphicsRunningProcesses,
+            nvml.nvmlDeviceGetMPSComputeRunningProcesses,
+        )
+        lists = [_optional(partial(call, handle)) for call in calls]
+        if lists[0] is None:
+            raise GpuUnreadableError(f"{uuid}: the driver does not tell its processes")
+        return frozenset(int(process.pid) for processes in lists for process in processes or ())
+
+
+def _handle(uuid: str) -> Any:  # an opaque NVML handle
+    try:
+        return nvml.nvmlDeviceGetHandleByUUID(uuid)
+    except pynvml.NVMLError as error:
+        raise GpuUnreadableError(f"{uuid}: {error}") from error
+
+
+def _read(index: int) -> GpuFacts:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    uuid = _text(nvml.nvmlDeviceGetUUID(handle))
+    memory = _optional(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+    capability = _optional(lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle))
+    mig = _optional(lambda: nvml.nvmlDeviceGetMigMode(handle))
+    serial = _optional(lambda: _text(nvml.nvmlDeviceGetSerial(handle)))
+    fault = _fault(handle) if memory is not None else "the driver does not tell its memory"
+    return GpuFacts(
+        uuid=uuid,
+        name=_text(nvml.nvmlDeviceGetName(handle)),
+        memory_bytes=int(memory.total) if memory is not None else 0,
+        index=index,
+        pci_bus_id=_text(nvml.nvmlDeviceGetPciInfo(handle).busId),
+        serial=serial or None,
+        compute_capability=f"{capability[0]}.{capability[1]}" if capability else None,
+        mig_mode=bool(mig and mig[0]),
+        healthy=not fault,
+        fault=fault,
+    )
+
+
+def _fault(handle: Any) -> str:  # an opaque NVML handle
+    """Why this GPU must not be sold, or "". Counters of errors that the hardware has dealt with are no reason."""
+    remapped = _optional(lambda: nvml.nvmlDeviceGetRemappedRows(handle))
+    if remapped and remapped[3]:
+        return "row remapping failed: the GPU needs service"
+    return ""
+
+
+def _optional(read: Callable[[], Any]) -> Any:  # whatever pynvml returns
+    """The value, or None where the driver does not have it (not supported, lost, no permission)."""
+    try:
+        return read()
+    except pynvml.NVMLError:
+        return None
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

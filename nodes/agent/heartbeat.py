@@ -1,0 +1,163 @@
+"""Two conversations by the clock: the heartbeat (every 10 s) and the inventory (at start, on change, every 10 min)."""
+
+import threading
+import time
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from uuid import uuid4
+
+from nodes.agent import VERSION
+from nodes.agent.config import Options
+from nodes.agent.contact import Contact, boot_id
+from nodes.agent.engine import Engine, EngineFacts
+from nodes.agent.failures import EngineError
+from nodes.agent.gpus import Gpus
+from nodes.agent.hostconfig import GpuRequest
+from nodes.agent.log import logger
+from nodes.agent.machine import read_machine
+from nodes.agent.portal import PortalClient, PortalRefusedError, PortalUnavailableError
+from nodes.agent.reconciler import Reconciler
+
+INVENTORY_S = 600.0
+VOLATILE = ("disk_free_bytes",)  # changes all the time, and is no reason to send the inventory
+
+
+def gpu_request(engine: EngineFacts | None, uuids: tuple[str, ...], *, simulated: bool) -> GpuRequest:
+    """How this node hands out GPUs: by CDI where the engine lists every one of them, else by device request."""
+    if simulated:
+        return "simulated"
+    listed = engine.cdi_devices if engine else frozenset()
+    return "cdi" if uuids and all(f"nvidia.com/gpu={uuid}" in listed for uuid in uuids) else "device_request"
+
+
+class Inventory:
+    """What this machine is, as the portal takes it."""
+
+    def __init__(self, options: Options, engine: Engine, gpus: Gpus, *, workspace_quota: bool) -> None:
+        self._options = options
+        self._engine = engine
+        self._gpus = gpus
+        self._workspace_quota = workspace_quota
+
+    def read(self) -> dict[str, object]:
+        """The facts now; without an answer from the engine its own are missing, never guessed."""
+        engine = self.engine_facts()
+        gpus = self._gpus.inventory()
+        machine = asdict(read_machine(engine.root_dir if engine else self._options.state_dir))
+        machine |= {
+            "docker_version": engine.version if engine else None,
+            "storage_driver": engine.storage_driver if engine else None,
+            "cgroup_version": engine.cgroup_version if engine else None,
+        }
+        return {
+            "boot_id": boot_id(),
+            "agent_version": VERSION,
+            "simulated": self._options.simulate,
+            "driver_version": self._gpus.driver_version(),
+            "cuda_version": self._gpus.cuda_version(),
+            "ssh_host": self._options.ssh_host,
+            "ssh_port": self._options.ssh_port,
+            "ssh_host_key": host_key(self._options.state_dir),
+            "gpus": [gpu.as_json() for gpu in gpus],
+            "machine": machine,
+            "capabilities": {
+                "gpu_request": gpu_request(engine, tuple(g.uuid for g in gpus), simulated=self._options.simulate),
+                "runtimes": [name for name in engine.runtimes if "." not in name] if engine else [],
+                "workspace_quota": self._workspace_quota,
+            },
+        }
+
+    def engine_facts(self) -> EngineFacts | None:
+        """The engine's own facts, or None while it does not answer."""
+        try:
+            return self._engine.facts()
+        except EngineError as error:
+            logger.warning("%s", error)
+            return None
+
+
+def host_key(state_dir: Path) -> str:
+    """The gateway's public host key line; empty until the gateway has started for the first time."""
+    try:
+        line = (state_dir / "gateway" / "ssh_host_ed25519_key.pub").read_text()
+    except OSError:
+        return ""
+    return " ".join(line.split()[:2])
+
+
+class Heartbeat:
+    """Keeps the portal informed, and the silence rule fed, on a thread of its own."""
+
+    def __init__(
+        self,
+        portal: PortalClient,
+        contact: Contact,
+        reconciler: Reconciler,
+        inventory: Inventory,
+        gpus: Gpus,
+        every_s: float,
+    ) -> None:
+        self._portal = portal
+        self._contact = contact
+        self._reconciler = reconciler
+        self._inventory = inventory
+        self._gpus = gpus
+        self._every_s = every_s
+        self._agent_run = str(uuid4())
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._sent: tuple[object, float] | None = None
+
+    def start(self) -> None:
+        """Send the first inventory and heartbeat at once."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stop.set()
+        self._thread.join(5)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self._send_inventory()
+                self._beat()
+            except (PortalUnavailableError, PortalRefusedError) as error:
+                logger.warning("the portal does not take the heartbeat: %s", error)
+            except Exception:  # noqa: BLE001  # the thread must outlive a bug in one beat
+                logger.exception("heartbeat failed")
+            self._stop.wait(self._every_s)
+
+    def _send_inventory(self) -> None:
+        facts = self._inventory.read()
+        lasting = _without_volatile(facts)
+        if self._sent and self._sent[0] == lasting and time.monotonic() < self._sent[1] + INVENTORY_S:
+            return
+        self._portal.inventory(facts)
+        self._sent = (lasting, time.monotonic())
+
+    def _beat(self) -> None:
+        leases = [
+            {"id": r.lease_id, "generation": r.generation, "phase": r.phase, "container_id": r.container_id}
+            for r in self._reconciler.records()
+        ]
+        gpus = [{"uuid": g.uuid, "healthy": g.healthy, "fault": g.fault} for g in self._gpus.inventory()]
+        unknown = self._portal.heartbeat(
+            {
+                "boot_id": boot_id(),
+                "agent_run": self._agent_run,
+                "clock": datetime.now(UTC).isoformat(timespec="milliseconds"),
+                "leases": leases,
+                "gpus": gpus,
+            }
+        )
+        self._contact.store()
+        for lease_id in unknown:
+            self._reconciler.wake(lease_id)
+
+
+def _without_volatile(facts: dict[str, object]) -> object:
+    machine = facts["machine"]
+    steady = {k: v for k, v in machine.items() if k not in VOLATILE} if isinstance(machine, dict) else machine
+    return {**facts, "machine": steady}

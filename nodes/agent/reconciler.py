@@ -1,0 +1,272 @@
+"""Desired state against what is here: one thread pulls, hands each lease's word to its actor, and adopts what it finds.
+
+All pulls go through this thread one after the other, so an older answer never overtakes a newer one.
+"""
+
+import threading
+from collections.abc import Callable, Container, Iterable, Mapping
+from functools import partial
+
+from nodes.agent.actor import Actor
+from nodes.agent.contact import now
+from nodes.agent.desired import LEASE_ID, DesiredInvalidError, DesiredLease, lease_id_of, parse_lease
+from nodes.agent.engine import ContainerFacts
+from nodes.agent.failures import AgentError, EngineError
+from nodes.agent.hostconfig import ROLE
+from nodes.agent.log import logger
+from nodes.agent.network import HostRules
+from nodes.agent.parts import Parts
+from nodes.agent.portal import PortalRefusedError, PortalUnavailableError, Report
+from nodes.agent.store import LeaseRecord
+
+FIRST_RETRY_S = 1.0
+REMEMBERED = 2000  # finished leases whose late, doubled orders are recognised
+
+
+class Reconciler:
+    """The actors of one node."""
+
+    def __init__(self, parts: Parts, rules: HostRules, node_id: str, pull_s: float) -> None:
+        self._parts = parts
+        self._rules = rules
+        self._node_id = node_id
+        self._pull_s = pull_s
+        self._actors: dict[str, Actor] = {}
+        self._left: dict[str, LeaseRecord] = {}
+        self._finished: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self._wakes: set[str] = set()
+        self._changed = threading.Condition()
+        self._stop = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._run, name="reconciler", daemon=True),
+            threading.Thread(target=self._listen, name="engine-events", daemon=True),
+        ]
+
+    def start(self) -> None:
+        """Adopt what an earlier agent left, without touching it, then begin to pull."""
+        self._adopt()
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """End every thread; containers, volumes and networks stay as they are."""
+        self._stop.set()
+        with self._changed:
+            self._changed.notify_all()
+        with self._lock:
+            actors = list(self._actors.values())
+        for actor in actors:
+            actor.close()
+        for actor in actors:
+            actor.join(5)
+        self._threads[0].join(5)
+
+    def wake(self, lease_id: str) -> None:
+        """Ask the portal about one lease, or about everything ("") , as soon as possible."""
+        if lease_id and not LEASE_ID.fullmatch(lease_id):
+            logger.warning("a wake-up named no lease")
+            return
+        with self._changed:
+            self._wakes.add(lease_id)
+            self._changed.notify_all()
+
+    def records(self) -> tuple[LeaseRecord, ...]:
+        """What is here now, as copies; at most one per lease."""
+        with self._lock:
+            actors = list(self._actors.values())
+        return tuple(record for actor in actors if (record := actor.record))
+
+    # Pulling ----------------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        next_whole, delay = now(), FIRST_RETRY_S
+        while not self._stop.is_set():
+            wakes = self._take_wakes(next_whole)
+            if self._stop.is_set():
+                return
+            try:
+                if "" in wakes or now() >= next_whole:
+                    self._pull_everything()
+                    next_whole = now() + self._pull_s
+                else:
+                    for lease_id in sorted(wakes):
+                        self._pull_one(lease_id)
+                delay = FIRST_RETRY_S
+            except (PortalUnavailableError, PortalRefusedError) as error:
+                logger.warning("the portal did not say what it wants: %s", error)
+                next_whole = now() + delay
+                delay = min(delay * 2, self._pull_s)
+            except Exception:  # noqa: BLE001  # the thread must outlive a bug in one pull
+                logger.exception("reconciling failed")
+                next_whole = now() + self._pull_s
+
+    def _take_wakes(self, next_whole: float) -> set[str]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._wakes or self._stop.is_set(), timeout=max(0.0, next_whole - now()))
+            wakes, self._wakes = self._wakes, set()
+        return wakes
+
+    def _pull_one(self, lease_id: str) -> None:
+        answer = self._parts.portal.desired(lease_id)
+        self._hand_out({lease_id}, answer.leases)
+
+    def _pull_everything(self) -> None:
+        with self._lock:
+            here = set(self._actors) | set(self._left)
+        answer = self._parts.portal.desired()
+        self._adopt_orphans(here)
+        with self._lock:
+            here |= set(self._actors)
+        self._hand_out(here, answer.leases)
+        self._reassert_rules()
+
+    def _hand_out(self, asked: Iterable[str], leases: Iterable[Mapping[str, object]]) -> None:
+        unnamed = set(asked)
+        for raw in leases:
+            lease_id = lease_id_of(raw)
+            if lease_id is None:
+                logger.error("the portal named a lease in a form this node does not accept")
+                continue
+            unnamed.discard(lease_id)
+            try:
+                self._order(lease_id, parse_lease(raw))
+            except DesiredInvalidError as error:
+                self._refuse(lease_id, raw, error)
+        for lease_id in unnamed:
+            self._order(lease_id, None)
+
+    def _order(self, lease_id: str, lease: DesiredLease | None) -> None:
+        with self._lock:
+            actor = self._actors.get(lease_id)
+            if actor is None:
+                record = self._left.pop(lease_id, None)
+                late = lease is None or lease.generation <= self._finished.get(lease_id, 0)
+                if record is None and late:
+                    return
+                actor = self._make_actor(lease_id, record)
+        actor.order(lease)
+
+    def _refuse(self, lease_id: str, raw: Mapping[str, object], error: DesiredInvalidError) -> None:
+        logger.error("lease %s cannot be carried out: %s", lease_id, error)
+        generation = raw.get("generation")
+        if raw.get("want") == "run" and isinstance(generation, int) and lease_id not in self._actors:
+            self._parts.portal.report(
+                Report(
+                    lease_id,
+                    generation,
+                    "failed",
+                    detail=f"The node refused the order: {error}.",
+                    failure="failed_launch",
+                )
+            )
+            self._parts.portal.report(Report(lease_id, generation, "cleaned", evidence={"steps": []}))
+
+    def _make_actor(self, lease_id: str, record: LeaseRecord | None) -> Actor:
+        actor = Actor(self._parts, lease_id, record=record, wake=self.wake, on_gone=self._gone)
+        self._actors[lease_id] = actor
+        actor.begin()
+        return actor
+
+    def _gone(self, actor: Actor) -> None:
+        with self._lock:
+            self._actors.pop(actor.lease_id, None)
+            if record := actor.record:
+                self._left[actor.lease_id] = record  # it failed: the next whole pull tries again from here
+                return
+            if actor.finished:
+                self._finished[actor.lease_id] = actor.finished
+            while len(self._finished) > REMEMBERED:
+                self._finished.pop(next(iter(self._finished)))
+        # An order that came in while the actor was on its way out is asked for again.
+        self.wake(actor.lease_id)
+
+    # Adopting ---------------------------------------------------------------------------------------------------------
+
+    def _adopt(self) -> None:
+        records = {record.lease_id: record for record in self._parts.store.load()}
+        for facts in self._containers():
+            record = record_of(facts)
+            if record and record.lease_id not in records:
+                records[record.lease_id] = record
+        self._parts.gateway.retain(records)
+        with self._lock:
+            for lease_id, record in records.items():
+                self._make_actor(lease_id, record)
+        self._sweep(records)
+
+    def _sweep(self, kept: Container[str]) -> None:
+        """Volumes and networks that a failed cleaning left behind, tried once more at each start."""
+        volumes, engine = self._parts.volumes, self._parts.engine
+        for name in volumes.names():
+            if lease_of_name(name) not in kept:
+                self._try_to(partial(volumes.remove, name))
+        try:
+            networks = engine.networks(f"lessor.node={self._node_id}")
+        except EngineError:
+            return  # the engine is not up yet; what is left waits for the next start
+        for name in networks:
+            if lease_of_name(name) not in kept:
+                self._try_to(partial(engine.network_remove, name))
+
+    def _try_to(self, remove: Callable[[], None]) -> None:
+        try:
+            remove()
+        except (AgentError, EngineError, OSError) as error:
+            logger.warning("a left-over cannot be removed: %s", error)
+
+    def _adopt_orphans(self, known: set[str]) -> None:
+        """A container of ours without an actor gets one; what the portal then says of it decides."""
+        for facts in self._containers():
+            record = record_of(facts)
+            with self._lock:
+                if record and record.lease_id not in known and record.lease_id not in self._actors:
+                    self._make_actor(record.lease_id, record)
+
+    def _containers(self) -> tuple[ContainerFacts, ...]:
+        try:
+            found = self._parts.engine.containers(f"lessor.node={self._node_id}")
+        except EngineError as error:
+            logger.warning("the engine does not list its containers: %s", error)
+            return ()
+        return tuple(facts for facts in found if facts.labels.get("lessor.role") == ROLE)
+
+    def _reassert_rules(self) -> None:
+        # Firewall services flush what they do not know; a lease must not notice.
+        try:
+            self._rules.ensure()
+        except AgentError as error:
+            logger.error("the network rules of leases cannot be set: %s", error)
+
+    def _listen(self) -> None:
+        while not self._stop.is_set():
+            try:
+                for labels in self._parts.engine.exits(self._stop):
+                    self._poke(labels.get("lessor.lease", ""))
+            except EngineError:
+                self._stop.wait(FIRST_RETRY_S)  # quiet for a minute, or gone: listen anew
+            self._poke("")
+
+    def _poke(self, lease_id: str) -> None:
+        with self._lock:
+            actors = [actor for name, actor in self._actors.items() if lease_id in {"", name}]
+        for actor in actors:
+            actor.poke()
+
+
+def record_of(facts: ContainerFacts) -> LeaseRecord | None:
+    """What a container's labels say about the lease it belongs to; for one whose record was lost."""
+    lease_id, generation = facts.labels.get("lessor.lease", ""), facts.labels.get("lessor.generation", "")
+    if not LEASE_ID.fullmatch(lease_id) or not generation.isdigit():
+        return None
+    requests = facts.inspect["HostConfig"].get("DeviceRequests") or []
+    devices = [str(device).rpartition("=")[2] for request in requests for device in request.get("DeviceIDs") or ()]
+    if not devices:
+        entries = [e for e in facts.inspect["Config"].get("Env") or () if e.startswith("NVIDIA_VISIBLE_DEVICES=")]
+        devices = entries[0].partition("=")[2].split(",") if entries else []
+    return LeaseRecord(lease_id, int(generation), "started", tuple(devices), container_id=facts.id)
+
+
+def lease_of_name(name: str) -> str:
+    """The lease id inside the name of a volume or network (`lessor-<lease>-<generation>`)."""
+    return name.removeprefix("lessor-").rpartition("-")[0]

@@ -1,0 +1,81 @@
+"""Ending a lease's container: its own stop signal, the grace it was given, SIGKILL; and certainty that it has ended."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from nodes.agent.contact import now
+from nodes.agent.desired import container_name
+from nodes.agent.engine import ContainerFacts
+from nodes.agent.failures import EngineError
+from nodes.agent.log import logger
+from nodes.agent.parts import Parts
+from nodes.agent.store import LeaseRecord
+
+KILL_WAIT_S = 60.0
+RETRY_S = 2.0
+DEFAULT_GRACE_S = 30
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """How a container ended."""
+
+    exit_code: int
+    killed: bool
+
+
+class Stopping:
+    """The stop of one lease. `wait` returns after the seconds given or earlier when the engine says something."""
+
+    def __init__(self, parts: Parts, record: LeaseRecord, wait: Callable[[float], None]) -> None:
+        self._engine = parts.engine
+        self._record = record
+        self._name = container_name(record.lease_id, record.generation)
+        self._wait = wait
+
+    def run(self) -> Stopped | None:
+        """Stop it; None when there was nothing that had ever run."""
+        facts = self._look()
+        if facts is None or facts.status == "created":
+            return None
+        killed = facts.running and not self._ends_on_request(facts)
+        if killed:
+            self._kill()
+        return Stopped((self._look() or facts).exit_code, killed)
+
+    def _ends_on_request(self, facts: ContainerFacts) -> bool:
+        grace = self._record.desired.stop_grace_s if self._record.desired else DEFAULT_GRACE_S
+        give_up = now() + grace
+        self._signal(str(facts.inspect.get("Config", {}).get("StopSignal") or "SIGTERM"))
+        return self._ended_before(give_up)
+
+    def _kill(self) -> None:
+        give_up = now() + KILL_WAIT_S
+        while now() < give_up:
+            self._signal("SIGKILL")
+            if self._ended_before(min(give_up, now() + RETRY_S)):
+                return
+
+    def _signal(self, signal: str) -> None:
+        try:
+            self._engine.kill(self._name, signal)
+        except EngineError as error:
+            logger.warning("lease %s did not take %s: %s", self._record.lease_id, signal, error)
+
+    def _ended_before(self, give_up: float) -> bool:
+        while True:
+            facts = self._look()
+            if facts is None or not facts.running:
+                return True
+            if now() >= give_up:
+                return False
+            self._wait(min(RETRY_S, max(0.0, give_up - now())))
+
+    def _look(self) -> ContainerFacts | None:
+        # However long the engine takes to answer: nobody may call a lease stopped on a guess.
+        while True:
+            try:
+                return self._engine.inspect(self._name)
+            except EngineError as error:
+                logger.warning("lease %s waits for the engine: %s", self._record.lease_id, error)
+                self._wait(RETRY_S)
