@@ -1,8 +1,9 @@
 """Every route of the portal. Apps bring their own: ``urls`` (pages), ``api_urls`` (/api/v1/), ``node_urls`` (/api/node/v1/)."""
 
+from allauth.account.views import password_reset_from_key
 from django.conf import settings
 from django.contrib import admin
-from django.urls import include, path
+from django.urls import include, path, re_path
 
 from portal.states_page import StatesPage
 
@@ -15,6 +16,8 @@ urlpatterns = [
     path("", include("portal.page_urls")),
     path("", include("rental.urls")),
     path("billing/", include("billing.urls")),
+    # allauth ends the user's id at the first dash; ours have one (us-…), so its own pattern would split them in the middle.
+    re_path(r"^account/password/reset/key/(?P<uidb36>us-[0-9a-z]+)-(?P<key>.+)/$", password_reset_from_key),
     path("account/", include("allauth.account.urls")),
     path("i18n/", include("django.conf.urls.i18n")),
     path("admin/", admin.site.urls),
