@@ -57,7 +57,15 @@
 
   // ------------------------------------------------------------------ the reader's own zone
 
+  const YEAR_S = 31_536_000;
+
+  function remember(name, value) {
+    const secure = location.protocol === "https:" ? ";secure" : "";
+    document.cookie = `${name}=${value};path=/;max-age=${YEAR_S};samesite=lax${secure}`;
+  }
+
   const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
+  remember("tz", zone); // the next page comes in this zone from the server
   const language = root.lang || undefined;
   const time = { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23", timeZoneName: "short" };
   const day = new Intl.DateTimeFormat(language, { dateStyle: "medium" });
@@ -170,7 +178,6 @@
   });
 
   const THEMES = ["auto", "light", "dark"];
-  const YEAR_S = 31_536_000;
 
   document.addEventListener("submit", (event) => {
     if (!event.target.matches("[data-theme-form]")) return;
@@ -180,8 +187,7 @@
     const theme = next(root.dataset.theme);
     root.dataset.theme = theme;
     for (const other of document.querySelectorAll("[data-theme-form] [name=theme]")) other.value = next(theme);
-    const secure = location.protocol === "https:" ? ";secure" : "";
-    document.cookie = `theme=${theme};path=/;max-age=${YEAR_S};samesite=lax${secure}`;
+    remember("theme", theme);
     toast(button.dataset[`said${theme[0].toUpperCase()}${theme.slice(1)}`]);
     document.dispatchEvent(new CustomEvent("lessor:theme"));
   });
