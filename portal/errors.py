@@ -78,3 +78,10 @@ class IllegalTransition(DomainError):
     """The object's state does not allow this step."""
 
     code = "illegal_state"
+
+
+class TooLarge(DomainError):
+    """The body is larger than any request of ours needs to be."""
+
+    status = 413
+    code = "too_large"

@@ -7,7 +7,7 @@ from typing import IO, TYPE_CHECKING, Any
 from django.conf import settings
 from rest_framework.parsers import JSONParser
 
-from portal.problems import TooLarge
+from portal.errors import TooLarge
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

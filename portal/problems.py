@@ -15,7 +15,7 @@ from rest_framework import exceptions
 from rest_framework.response import Response
 from rest_framework.views import set_rollback
 
-from portal.errors import DomainError, InvalidInput, NotAllowed, NotFound
+from portal.errors import DomainError, InvalidInput, NotAllowed, NotFound, TooLarge
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
@@ -30,13 +30,6 @@ CODES: Final[dict[type[exceptions.APIException], str]] = {
     exceptions.Throttled: "too_many_requests",
     exceptions.NotFound: "not_found",
 }
-
-
-class TooLarge(DomainError):
-    """The body is larger than any request of ours needs to be."""
-
-    status = 413
-    code = "too_large"
 
 
 def document(
