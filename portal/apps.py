@@ -11,5 +11,5 @@ class PortalConfig(AppConfig):
     verbose_name = _("Accounts")
 
     def ready(self) -> None:
-        """Register the system checks."""
-        from portal import checks  # noqa: F401  # importing registers them
+        """Register the system checks and the audit of account events."""
+        from portal import account_events, checks  # noqa: F401  # importing registers them

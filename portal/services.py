@@ -70,7 +70,7 @@ def current_tenant(request: HttpRequest) -> Tenant:
     chosen = request.session.get("tenant") if hasattr(request, "session") else None
     tenant = Tenant.objects.filter(pk=chosen, memberships__user=user).first() if chosen else None
     tenant = tenant or ensure_personal_tenant(user)
-    request._lessor_tenant = tenant  # type: ignore[attr-defined]  # once per request
+    request._lessor_tenant = tenant  # type: ignore[attr-defined]  # noqa: SLF001  # our own mark: once per request
     return tenant
 
 

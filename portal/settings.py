@@ -132,6 +132,8 @@ CELERY_BEAT_SCHEDULE = {
 
 # --- accounts -------------------------------------------------------------------------------------------------------
 AUTH_USER_MODEL = "portal.User"
+# The address is unique whatever its case, by a constraint on LOWER(email); the check only knows unique=True.
+SILENCED_SYSTEM_CHECKS = ["auth.W004"]
 AUTHENTICATION_BACKENDS = ["allauth.account.auth_backends.AuthenticationBackend"]
 AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.UserAttributeSimilarityValidator"},
@@ -170,6 +172,7 @@ SERVER_EMAIL = DEFAULT_FROM_EMAIL
 
 # --- security ---------------------------------------------------------------------------------------------------------
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = HTTPS
+CSRF_FAILURE_VIEW = "portal.views.csrf_failure"
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = CSRF_COOKIE_SAMESITE = "Lax"
 SECURE_HSTS_SECONDS = 31_536_000 if HTTPS else 0
@@ -217,7 +220,8 @@ REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": ["portal.authentication.BearerToken", "portal.authentication.Session"],
     "DEFAULT_PERMISSION_CLASSES": ["portal.permissions.HasScope"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
-    "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
+    "DEFAULT_PARSER_CLASSES": ["portal.parsers.LimitedJson"],
+    "DEFAULT_METADATA_CLASS": None,  # OPTIONS would describe routes to strangers; the schema does it better
     "DEFAULT_SCHEMA_CLASS": "portal.schema.Schema",
     "DEFAULT_PAGINATION_CLASS": "portal.pagination.Cursor",
     "EXCEPTION_HANDLER": "portal.problems.exception_handler",

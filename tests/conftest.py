@@ -32,7 +32,7 @@ def pytest_configure() -> None:
 
 @pytest.fixture(autouse=True)
 def _closed_network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection that would leave this machine fails the test. Rig tests have namespaces of their own: let through."""
+    """A connection that would leave this machine fails the test. Rig tests have namespaces of their own."""
     if request.node.get_closest_marker("rig"):
         return
     connect = socket.socket.connect

@@ -1,0 +1,72 @@
+"""Audit rows for what happens to an account inside allauth: logins, addresses, passwords. Connected in apps.py."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from allauth.account import signals
+from django.contrib.auth.signals import user_logged_in, user_logged_out
+from django.dispatch import receiver
+
+from portal.actor import Actor, client_ip
+from portal.models import User
+from portal.services import audit
+
+if TYPE_CHECKING:
+    from allauth.account.models import EmailAddress
+    from django.http import HttpRequest
+
+
+def _note(action: str, user: User, request: HttpRequest | None, **data: Any) -> None:
+    ip = client_ip(request) if request is not None else None
+    audit(actor=Actor(label=user.email, user=user, ip=ip), action=action, obj=user, data=data)
+
+
+@receiver(user_logged_in, dispatch_uid="audit-login")
+def logged_in(sender: Any, request: HttpRequest | None, user: User, **_: Any) -> None:
+    """A session began."""
+    _note("user.logged_in", user, request)
+
+
+@receiver(user_logged_out, dispatch_uid="audit-logout")
+def logged_out(sender: Any, request: HttpRequest | None, user: User | None, **_: Any) -> None:
+    """A session was ended by its owner."""
+    if isinstance(user, User):
+        _note("user.logged_out", user, request)
+
+
+@receiver(signals.password_set, dispatch_uid="audit-password-set")
+@receiver(signals.password_changed, dispatch_uid="audit-password-changed")
+def password_changed(sender: Any, request: HttpRequest, user: User, **_: Any) -> None:
+    """A signed-in person chose a new password."""
+    _note("user.password_changed", user, request)
+
+
+@receiver(signals.password_reset, dispatch_uid="audit-password-reset")
+def password_reset(sender: Any, request: HttpRequest, user: User, **_: Any) -> None:
+    """A new password by a link from a mail; all other sessions end with it."""
+    _note("user.password_reset", user, request)
+
+
+@receiver(signals.email_confirmed, dispatch_uid="audit-email-confirmed")
+def email_confirmed(sender: Any, request: HttpRequest, email_address: EmailAddress, **_: Any) -> None:
+    """An address was proved to be theirs."""
+    _note("user.email_confirmed", email_address.user, request, email=email_address.email)
+
+
+@receiver(signals.email_added, dispatch_uid="audit-email-added")
+def email_added(sender: Any, request: HttpRequest, user: User, email_address: EmailAddress, **_: Any) -> None:
+    """A further address was named."""
+    _note("user.email_added", user, request, email=email_address.email)
+
+
+@receiver(signals.email_removed, dispatch_uid="audit-email-removed")
+def email_removed(sender: Any, request: HttpRequest, user: User, email_address: EmailAddress, **_: Any) -> None:
+    """An address was dropped."""
+    _note("user.email_removed", user, request, email=email_address.email)
+
+
+@receiver(signals.email_changed, dispatch_uid="audit-email-changed")
+def email_changed(sender: Any, request: HttpRequest, user: User, to_email_address: EmailAddress, **_: Any) -> None:
+    """Another address became the one they sign in with."""
+    _note("user.email_changed", user, request, email=to_email_address.email)

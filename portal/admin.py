@@ -1,0 +1,126 @@
+"""The operators' pages of accounts. Status is shown and changed by buttons of services, audit rows are only read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django.contrib import admin
+from django.contrib.auth.admin import UserAdmin as DjangoUserAdmin
+from django.contrib.auth.models import Group
+from django.utils.translation import gettext_lazy as _
+
+from portal.actor import Actor
+from portal.admin_base import ReadOnly
+from portal.models import ApiToken, AuditEvent, Membership, SshKey, Tenant, User
+from portal.services import audit
+
+if TYPE_CHECKING:
+    from django.forms import ModelForm
+    from django.http import HttpRequest
+
+admin.site.site_header = _("Lessor operations")
+admin.site.site_title = _("Lessor operations")
+admin.site.index_title = _("Fleet, renters, money")
+
+
+@admin.register(User)
+class UserAdmin(DjangoUserAdmin[User]):
+    """People. Passwords are reset by mail; nobody types one for somebody else."""
+
+    list_display = ["email", "is_active", "is_staff", "last_login", "date_joined"]
+    list_filter = ["is_active", "is_staff"]
+    search_fields = ["email", "id"]
+    ordering = ["-date_joined"]
+    filter_horizontal = ["user_permissions"]
+    readonly_fields = ["id", "email", "last_login", "date_joined"]
+    fieldsets = (
+        (None, {"fields": ["id", "email", "first_name", "last_name"]}),
+        (_("Rights"), {"fields": ["is_active", "is_staff", "is_superuser", "user_permissions"]}),
+        (_("Dates"), {"fields": ["last_login", "date_joined"]}),
+    )
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        """People sign up; ``manage.py createsuperuser`` makes the first operator."""
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: User | None = None) -> bool:
+        """A person who left is made inactive: leases and ledger keep pointing to somebody."""
+        return False
+
+    def save_model(self, request: HttpRequest, obj: User, form: ModelForm[User], change: bool) -> None:  # noqa: FBT001  # Django's signature
+        """Save and say who changed what."""
+        super().save_model(request, obj, form, change)
+        audit(actor=Actor.of(request), action="user.changed", obj=obj, data=_changes(form))
+
+
+class MembershipInline(admin.TabularInline[Membership, Tenant]):
+    """Members of a tenant."""
+
+    model = Membership
+    extra = 0
+    autocomplete_fields = ["user"]
+    readonly_fields = ["created_at"]
+
+
+@admin.register(Tenant)
+class TenantAdmin(admin.ModelAdmin[Tenant]):
+    """Who rents and pays."""
+
+    list_display = ["name", "id", "kind", "suspended_at", "created_at"]
+    list_filter = ["kind", "suspended_at"]
+    search_fields = ["name", "id", "memberships__user__email"]
+    readonly_fields = ["id", "kind", "suspended_at", "created_at"]
+    fields = ["id", "name", "kind", "suspended_at", "created_at"]
+    inlines = [MembershipInline]
+    ordering = ["-created_at"]
+
+    def has_delete_permission(self, request: HttpRequest, obj: Tenant | None = None) -> bool:
+        """Money is kept; a tenant is suspended instead."""
+        return False
+
+    def save_related(self, request: HttpRequest, form: Any, formsets: Any, change: bool) -> None:  # noqa: FBT001  # Django's signature
+        """Save members too, and say who changed what."""
+        super().save_related(request, form, formsets, change)
+        action = "tenant.changed" if change else "tenant.created"
+        members = {row.user.email: row.role for row in form.instance.memberships.select_related("user")}
+        data = {**_changes(form), "members": members}
+        audit(actor=Actor.of(request), action=action, obj=form.instance, tenant=form.instance, data=data)
+
+
+@admin.register(SshKey)
+class SshKeyAdmin(ReadOnly[SshKey]):
+    """Which keys exist; people manage their own."""
+
+    list_display = ["name", "user", "key_type", "fingerprint", "created_at", "last_used_at"]
+    search_fields = ["fingerprint", "user__email", "name"]
+    list_select_related = ["user"]
+
+
+@admin.register(ApiToken)
+class ApiTokenAdmin(ReadOnly[ApiToken]):
+    """Which tokens exist, without their digests."""
+
+    list_display = ["name", "prefix", "user", "tenant", "expires_at", "revoked_at", "last_used_at"]
+    search_fields = ["prefix", "user__email", "name"]
+    list_select_related = ["user", "tenant"]
+    exclude = ["digest"]
+
+
+@admin.register(AuditEvent)
+class AuditEventAdmin(ReadOnly[AuditEvent]):
+    """Who changed what."""
+
+    list_display = ["at", "actor_label", "action", "object_type", "object_id", "tenant", "ip"]
+    list_filter = ["action"]
+    search_fields = ["=object_id", "actor_label", "action"]
+    date_hierarchy = "at"
+    list_select_related = ["tenant"]
+    show_full_result_count = False
+
+
+# Rights of operators are given in the user's form; groups would be a second way.
+admin.site.unregister(Group)
+
+
+def _changes(form: Any) -> dict[str, Any]:
+    return {"changed": list(form.changed_data)}

@@ -1,0 +1,15 @@
+"""Routes under /api/v1/ of the accounts, and the API's own description."""
+
+from django.urls import path
+
+from portal import api, docs_views
+
+urlpatterns = [
+    path("openapi.json", docs_views.Document.as_view(), name="openapi"),
+    path("docs/", docs_views.Browser.as_view(), name="api-docs"),
+    path("me", api.Me.as_view()),
+    path("ssh-keys", api.SshKeys.as_view()),
+    path("ssh-keys/<str:key_id>", api.OneSshKey.as_view()),
+    path("tokens", api.Tokens.as_view()),
+    path("tokens/<str:token_id>", api.OneToken.as_view()),
+]
