@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from rest_framework import status
 from rest_framework.response import Response
+from rest_framework.views import APIView
 
 from nodes import services
 from nodes.authentication import NodeView, node_of
@@ -15,11 +16,12 @@ if TYPE_CHECKING:
     from rest_framework.request import Request
 
 
-class Enrol(NodeView):
+class Enrol(APIView):
     """``POST enrol``: a machine shows its one-time token and becomes a node."""
 
     authentication_classes = ()
     permission_classes = ()
+    schema = None
 
     def post(self, request: Request) -> Response:
         """201 with the node's secrets, never to be stored by anything between us and the node."""

@@ -9,3 +9,7 @@ class NodesConfig(AppConfig):
 
     name = "nodes"
     verbose_name = _("Nodes")
+
+    def ready(self) -> None:
+        """Register the system checks."""
+        from nodes import checks  # noqa: F401  # importing registers them

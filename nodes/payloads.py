@@ -184,7 +184,7 @@ class InventoryIn(Payload):
     ssh_host = Address()
     ssh_port = Port()
     ssh_host_key = Text(2100, form=HOST_KEY, like="ssh-ed25519 AAAA…, without comment")
-    gpus = serializers.ListSerializer(child=GpuIn(), max_length=MAX_GPUS)
+    gpus: serializers.ListSerializer[Any] = serializers.ListSerializer(child=GpuIn(), max_length=MAX_GPUS)
     machine = MachineIn()
     capabilities = CapabilitiesIn()
 
@@ -214,7 +214,7 @@ class PreflightIn(Payload):
     """Body of ``POST preflight``."""
 
     ok = Truth()
-    checks = serializers.ListSerializer(child=CheckIn(), max_length=MAX_CHECKS)
+    checks: serializers.ListSerializer[Any] = serializers.ListSerializer(child=CheckIn(), max_length=MAX_CHECKS)
 
 
 class GpuHealthIn(Payload):
@@ -232,7 +232,9 @@ class HeartbeatIn(Payload):
     boot_id = Text(64)
     agent_run = Text(64)
     clock = Text(64)
-    gpus = serializers.ListSerializer(child=GpuHealthIn(), max_length=MAX_GPUS, required=False, default=list)
+    gpus: serializers.ListSerializer[Any] = serializers.ListSerializer(
+        child=GpuHealthIn(), max_length=MAX_GPUS, required=False, default=list
+    )
 
 
 def read(kind: type[Payload], data: object) -> dict[str, Any]:
