@@ -40,7 +40,6 @@ if [ -r /etc/passwd ]; then
     if [ "$u" = "$uid" ]; then name=$n home=$h login=$s; break; fi
   done </etc/passwd
 fi
-known=$name
 [ -n "$name" ] || { name=root; [ "$uid" = 0 ] || name=user$uid; }
 [ -n "$home" ] || home=/root
 export HOME="$home" USER="$name" LOGNAME="$name"
@@ -55,11 +54,7 @@ if [ -t 0 ]; then
 fi
 case $kind in
   probe) exec /.lease/bin/probe ;;
-  sftp)
-    if [ -z "$known" ]; then
-      { $box mkdir -p /etc && echo "$name:x:$uid:$($box id -g)::$HOME:$SHELL" >>/etc/passwd; } 2>/dev/null
-    fi
-    exec /.lease/bin/sftp-server ;;
+  sftp) exec /.lease/bin/sftp-server ;;
   command)
     case $command in
       "scp "*) command -v scp >/dev/null || {

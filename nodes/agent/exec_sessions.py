@@ -25,7 +25,8 @@ Result = TypeVar("Result")
 
 APPEAR_LIMIT_S = 30.0  # how long an engine may take from "start" to a running process
 POLL_S = 0.005
-SETTLE_LIMIT_S = 5.0  # how long an engine may take to notice an exit the kernel has told us
+SLOW_POLL_S = 0.5
+LOST = 255  # the exit code of a session whose end nobody saw
 
 
 @dataclass
@@ -106,16 +107,30 @@ class SessionKeeper:
             await self._run(self._await_leader, session)
         except EngineError:
             session.leader = None  # nothing to follow; `wait` asks the engine
-        session.appeared.set()
+        finally:
+            session.appeared.set()
 
     async def exit_code(self, session: Session) -> int:
         """Wait until its first process has ended; the exit code, 255 where the engine no longer knows it."""
         await session.appeared.wait()
         if session.leader is not None:
             await _process_end(session.leader)
-        code = await self._run(self._settled_exit_code, session.id)
+        code = await self._settled_exit_code(session.id)
         self.forget(session)
         return code
+
+    async def _settled_exit_code(self, session_id: str) -> int:
+        """Ask until the engine has noticed the end too, which it does when the last output was taken: a slow client delays it."""
+        pause = POLL_S
+        while True:
+            try:
+                state = await self._run(self._engine.inspect, session_id)
+            except EngineError:
+                return LOST
+            if _has_ended(state):
+                return LOST if state.exit_code is None else state.exit_code
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, SLOW_POLL_S)
 
     async def end(self, session: Session) -> None:
         """End every process of the session (see exec_tree for which those are)."""
@@ -153,18 +168,6 @@ class SessionKeeper:
             if _has_ended(state):
                 return
             time.sleep(POLL_S)
-
-    def _settled_exit_code(self, session_id: str) -> int:
-        deadline = time.monotonic() + SETTLE_LIMIT_S
-        while time.monotonic() < deadline:
-            try:
-                state = self._engine.inspect(session_id)
-            except EngineError:
-                return 255
-            if _has_ended(state):
-                return state.exit_code if state.exit_code is not None else 255
-            time.sleep(POLL_S)
-        return 255
 
 
 def _has_ended(state: ExecState) -> bool:

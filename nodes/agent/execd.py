@@ -21,7 +21,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from nodes.agent.exec_entry import KINDS, command_line, environment
 from nodes.agent.exec_net import LOOPBACK, connect_inside
@@ -38,6 +38,8 @@ MAX_SIDE = 4096  # characters; larger terminals are not asked for by people
 SIGNALS = {"HUP", "INT", "QUIT", "KILL", "TERM", "USR1", "USR2", "ALRM", "CONT", "STOP", "TSTP", "WINCH"}
 
 Request = dict[str, Any]
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,12 @@ class Execd:
         assert self._loop is not None  # noqa: S101  set by start, before the thread runs
         task = self._loop.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a request to execd failed unexpectedly", exc_info=error)
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -174,12 +181,14 @@ class Execd:
         if session.holder is connection:
             await self._keeper.let_go(session)
 
-    async def _blocking(self, call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    async def _blocking(
+        self, call: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs
+    ) -> Result:
         work = functools.partial(call, *arguments, **named)
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     async def _container(self, lease_id: str) -> RunningContainer:
-        container: RunningContainer | None = await self._blocking(self._lookup, lease_id)
+        container = await self._blocking(self._lookup, lease_id)
         if container is None:
             raise RefusedError("not_running", f"lease {lease_id} is not running")
         return container
@@ -231,13 +240,15 @@ class Execd:
         session = self._keeper.sessions.get(_text(request, "session"))
         operation = request.get("op")
         if session is None:
-            return await self._control_ended(connection, request)
+            await self._control_ended(connection, request)
+            return None
         if operation == "close":
             await self._keeper.end(session)
             _send(connection, {"ok": True})
             return None
         if operation == "wait":
-            return await self._wait(connection, session)
+            await self._wait(connection, session)
+            return None
         await self._container_of(session)
         if operation == "attach":
             session.holder = connection
@@ -268,8 +279,11 @@ class Execd:
             if waiting.done():
                 _send(connection, {"ok": True, "exit_code": waiting.result()})
         finally:
+            # Awaited, not only cancelled: a pending read gives up its descriptor's number when its task ends, and by
+            # then the number could belong to somebody else's connection.
             waiting.cancel()
             gone.cancel()
+            await asyncio.gather(waiting, gone, return_exceptions=True)
 
     async def _steer(self, session: Session, request: Request) -> None:
         await session.appeared.wait()

@@ -17,6 +17,7 @@ import asyncssh
 from nodes.gateway.config import GatewayConfig, parse_arguments
 from nodes.gateway.control import ControlServer
 from nodes.gateway.host_key import ensure_host_key
+from nodes.gateway.privileges import become
 from nodes.gateway.server import Gateway
 
 log = logging.getLogger("nodes.gateway")
@@ -33,10 +34,14 @@ def main() -> int:
     logging.getLogger("asyncssh").setLevel(logging.ERROR)
     _raise_open_files()
     try:
-        config.host_key_file.parent.mkdir(parents=True, exist_ok=True)
-        host_key = ensure_host_key(config.host_key_file)
         listener = _bind(config)
-    except (OSError, asyncssh.KeyImportError) as error:
+        config.host_key_file.parent.mkdir(parents=True, exist_ok=True)
+        if config.user is not None:
+            become(config.user, owning=config.host_key_file.parent)
+        if os.geteuid() == 0:
+            log.warning("running as root, which the gateway never needs: give it a user of its own (--user)")
+        host_key = ensure_host_key(config.host_key_file)
+    except (OSError, KeyError, asyncssh.KeyImportError) as error:
         log.error("the gateway cannot start: %s", error)  # noqa: TRY400  the sentence says it all
         return 1
     log.info("listening on %s port %d, host key %s", config.host, config.port, host_key)

@@ -16,6 +16,7 @@ class GatewayConfig:
     host: str
     port: int
     processes: int
+    user: str | None  # become this user once the port is bound; None: stay who we are
     max_sessions: int  # open sessions and forwards of one SSH connection
     max_connections: int  # SSH connections of one lease
     max_startups: int  # connections that have not logged in yet
@@ -58,6 +59,7 @@ def parse_arguments(arguments: list[str] | None = None) -> GatewayConfig:
     parser.add_argument("--host", default="0.0.0.0", help="address to listen on (default %(default)s)")  # noqa: S104  the one public port
     parser.add_argument("--port", type=int, default=2222, help="port to listen on (default %(default)s)")
     parser.add_argument("--processes", type=_positive, default=1, help="processes sharing the port; one fills one core")
+    parser.add_argument("--user", help="when started as root: become this user once the port is bound")
     parser.add_argument("--max-sessions", type=_positive, default=64, help="sessions and forwards per SSH connection")
     parser.add_argument("--max-connections", type=_positive, default=64, help="SSH connections per lease")
     parser.add_argument("--max-startups", type=_positive, default=200, help="connections not logged in yet, in all")
@@ -70,6 +72,7 @@ def parse_arguments(arguments: list[str] | None = None) -> GatewayConfig:
         host=given.host,
         port=given.port,
         processes=given.processes,
+        user=given.user,
         max_sessions=given.max_sessions,
         max_connections=given.max_connections,
         max_startups=given.max_startups,

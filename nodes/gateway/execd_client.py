@@ -135,10 +135,10 @@ async def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
         try:
             chunk, descriptors, _, _ = socket.recv_fds(connection, MAX_ANSWER_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
-            readable = loop.create_future()
-            loop.add_reader(connection, lambda: readable.done() or readable.set_result(None))
+            readable = asyncio.Event()
+            loop.add_reader(connection, readable.set)
             try:
-                await readable
+                await readable.wait()
             finally:
                 loop.remove_reader(connection)
         else:

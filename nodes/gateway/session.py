@@ -170,7 +170,7 @@ class LeaseSession(asyncssh.SSHServerSession[bytes]):
             finally:
                 pipe.close()
         finally:
-            duty.release()
+            await duty.release()
 
     async def _open(self, session_id: str, stream: socket.socket) -> Pipe:
         pipe = await Pipe.over(stream, self._channel, framed=not self._request["tty"])
@@ -231,9 +231,10 @@ class _Duty:
         self._held = held
         self._task = asyncio.get_running_loop().create_task(self._watch())
 
-    def release(self) -> None:
-        """The session has ended."""
+    async def release(self) -> None:
+        """The session has ended. The watch is awaited before its descriptor is closed, whose number may be reused at once."""
         self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
         self._held.close()
 
     async def _watch(self) -> None:
