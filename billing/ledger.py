@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from django.conf import settings
 from django.db import IntegrityError, transaction
-from django.db.models import F
+from django.db.models import BigIntegerField, ExpressionWrapper, F
 from django.utils import timezone
 
 from billing import money
@@ -20,6 +20,9 @@ from portal.errors import DomainError, InsufficientFunds, InvalidInput, NotFound
 
 if TYPE_CHECKING:
     from portal.models import Tenant
+
+# Said to be 64 bits wide: Django takes a difference for 32, and then knows that nothing is above 2**31.
+_FREE = ExpressionWrapper(F("balance_ticks") - F("held_ticks"), output_field=BigIntegerField())
 
 
 @transaction.atomic
@@ -65,7 +68,7 @@ def _move_balance(account: Account, ticks: int) -> None:
         balance_ticks__lte=money.MAX_TICKS - max(0, ticks),
         balance_ticks__gte=-money.MAX_TICKS - min(0, ticks),
     )
-    if not within.update(balance_ticks=F("balance_ticks") + ticks):
+    if abs(ticks) > money.MAX_TICKS or not within.update(balance_ticks=F("balance_ticks") + ticks):
         raise InvalidInput.field("amount", f"No account holds more than {money.MAX_UNITS} {account.currency}.")
 
 
@@ -75,6 +78,7 @@ def place_hold(*, tenant: Tenant, currency: str, lease_id: str, ticks: int) -> H
 
     A lease has at most one open hold: a second one raises ``hold_conflict``.
     """
+    _check_hold(ticks)
     account = account_for(tenant, currency)
     if not _raise_held(account.pk, ticks):
         account.refresh_from_db()
@@ -92,6 +96,7 @@ def set_hold(*, lease_id: str, ticks: int) -> bool:
 
     Lowering always works. Raises NotFound when the lease has no open hold (any more).
     """
+    _check_hold(ticks)
     hold = _locked_hold(lease_id)
     if hold is None:
         raise NotFound(f"{lease_id} has no money set aside.")
@@ -125,15 +130,14 @@ def _locked_hold(lease_id: str) -> Hold | None:
     return Hold.objects.open().filter(pk=seen["pk"]).first()
 
 
-def _raise_held(account_id: int, ticks: int) -> bool:
+def _check_hold(ticks: int) -> None:
     if ticks < 0:
         raise InvalidInput.field("ticks", "A hold is never negative.")
-    covered = (
-        Account.objects.filter(pk=account_id)
-        .annotate(free=F("balance_ticks") - F("held_ticks"))
-        .filter(free__gte=ticks)
-    )
-    return bool(covered.update(held_ticks=F("held_ticks") + ticks))
+
+
+def _raise_held(account_id: int, ticks: int) -> bool:
+    covered = Account.objects.filter(pk=account_id).annotate(free=_FREE).filter(free__gte=ticks)
+    return ticks <= money.MAX_TICKS and bool(covered.update(held_ticks=F("held_ticks") + ticks))
 
 
 def _lower_held(account_id: int, ticks: int) -> None:

@@ -39,7 +39,7 @@ $$
 
 def install(apps: StateApps, schema_editor: BaseDatabaseSchemaEditor) -> None:
     if schema_editor.connection.vendor == "postgresql":
-        schema_editor.execute(FUNCTION)
+        schema_editor.execute(FUNCTION, params=None)  # its % is no placeholder
         statements = postgresql_statements
     else:
         statements = sqlite_statements

@@ -17,7 +17,7 @@ class Command(BaseCommand):
         "Check that ledger lines sum to balances, open holds to what is held, and that append-only triggers are there."
     )
 
-    def handle(self, *args: Any, **options: Any) -> None:  # noqa: ANN401 - Django's signature
+    def handle(self, *args: Any, **options: Any) -> None:
         """Print the faults, if any."""
         found = [str(fault) for fault in books.faults()]
         found += [f"missing trigger: {name}" for name in books.missing_triggers()]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Command(DjangoCommand):
     """Django's flush, refused where money is real."""
 
-    def handle(self, **options: Any) -> None:  # noqa: ANN401 - Django's signature
+    def handle(self, **options: Any) -> None:
         """Lift the triggers, empty the tables, put the triggers back; all or nothing."""
         if not settings.TESTING:
             raise CommandError("flush would erase the ledger. Drop the database itself if that is what you want.")

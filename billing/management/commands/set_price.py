@@ -31,7 +31,7 @@ class Command(BaseCommand):
         for plan in Plan:
             parser.add_argument(f"--{plan.value.replace('_', '-')}", metavar="FACTOR", help=f"factor of {plan.value}")
 
-    def handle(self, *args: Any, **options: Any) -> None:  # noqa: ANN401 - Django's signature
+    def handle(self, *args: Any, **options: Any) -> None:
         """Set and print the prices."""
         try:
             version = set_price(

@@ -32,7 +32,7 @@ class Command(BaseCommand):
         parser.add_argument("--currency", default=settings.CURRENCY)
         parser.add_argument("--as", dest="operator", metavar="EMAIL", help="the operator who books, for the audit log")
 
-    def handle(self, *args: Any, **options: Any) -> None:  # noqa: ANN401 - Django's signature
+    def handle(self, *args: Any, **options: Any) -> None:
         """Book and print the top-up."""
         try:
             top_up = book_top_up(
