@@ -25,7 +25,9 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         """The address, and where the password is read from: never the command line, which every user of a machine sees."""
         parser.add_argument("email")
-        parser.add_argument("--password-file", required=True, type=Path, help="file that holds the password on its first line")
+        parser.add_argument(
+            "--password-file", required=True, type=Path, help="file that holds the password on its first line"
+        )
 
     @transaction.atomic
     def handle(self, *_: Any, email: str, password_file: Path, **__: Any) -> None:
