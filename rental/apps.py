@@ -9,3 +9,7 @@ class RentalConfig(AppConfig):
 
     name = "rental"
     verbose_name = _("Rental")
+
+    def ready(self) -> None:
+        """Listen to the accounts."""
+        from rental import signals  # noqa: F401  # importing connects the receivers

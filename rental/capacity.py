@@ -1,0 +1,88 @@
+"""Taking whole GPUs for a lease: ask placement, take by conditional UPDATE, ask again when somebody was faster."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from django.conf import settings
+from django.db import transaction
+
+from nodes.models import Gpu, GpuSlot, Node
+from portal.errors import NoCapacity
+from rental import catalog, fleet, placement
+from rental.models import Allocation
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+    from rental.models import Lease
+    from rental.requests import LeaseRequest
+
+TRIES: Final = 3
+WHOLE: Final = 1000
+LEAST_CPUS_MILLI: Final = 100
+LEAST_MEMORY_BYTES: Final = 256 << 20
+
+
+class _FasterError(Exception):
+    """Somebody else took a slot, or the node stopped selling, between the snapshot and the UPDATE."""
+
+
+def take(*, lease: Lease, request: LeaseRequest, gpu_memory_gb: int, now: datetime) -> Node:
+    """Take the GPUs of an order for ``lease``, all or none, and return their node. NoCapacity says why not.
+
+    ``gpu_memory_gb`` is what the renter was shown; a board with less memory does not serve the order. Call it inside
+    the transaction of the order: what it took goes back with a rollback.
+    """
+    for _ in range(TRIES):
+        gpus = fleet.read(now=now, gpu_model=request.gpu_model)
+        fitting = [gpu for gpu in gpus if fleet.admits(gpu, gpu_memory_gb=gpu_memory_gb, cuda_min=request.cuda_min)]
+        decision = placement.place(fleet.snapshot(fitting), placement.Request(request.gpu_count))
+        if decision.node_id is None:
+            raise no_capacity(request, decision.reasons)
+        try:
+            return _take(lease, decision.node_id, decision.gpu_ids, now)
+        except _FasterError:
+            continue
+    raise no_capacity(request, (placement.Reason("contended", 0, "others took them at this very moment"),))
+
+
+def no_capacity(request: LeaseRequest, reasons: Sequence[placement.Reason]) -> NoCapacity:
+    """The refusal, in a sentence and as data."""
+    name = catalog.model_facts(request.gpu_model).short_name
+    why = "; ".join(reason.text for reason in reasons)
+    return NoCapacity(
+        f"{request.gpu_count} x {name} cannot be had now: {why}.",
+        extra={"reasons": [{"code": r.code, "count": r.count, "text": r.text} for r in reasons]},
+    )
+
+
+def share(node: Node, gpu_count: int) -> dict[str, int]:
+    """CPU, memory and disk of a lease: the node's in proportion to its GPUs, less what the system keeps."""
+    total = max(gpu_count, Gpu.objects.present().filter(node=node).count())
+    cpus = max(0, node.cpu_cores * 1000 - settings.NODE_RESERVED_CPUS_MILLI)
+    memory = max(0, node.memory_bytes - settings.NODE_RESERVED_MEMORY_BYTES)
+    return {
+        "cpus_milli": max(LEAST_CPUS_MILLI, cpus * gpu_count // total),
+        "memory_bytes": max(LEAST_MEMORY_BYTES, memory * gpu_count // total),
+        "workspace_bytes": settings.LEASE_WORKSPACE_BYTES,
+    }
+
+
+@transaction.atomic
+def _take(lease: Lease, node_id: str, gpu_ids: Sequence[int], now: datetime) -> Node:
+    """All slots of these GPUs, or _FasterError and nothing. Locks the slots in pk order, then the node."""
+    slots: list[Any] = list(GpuSlot.objects.select_for_update().filter(gpu_id__in=gpu_ids).order_by("pk"))
+    leasable = Gpu.objects.leasable(now).filter(pk__in=gpu_ids, node_id=node_id)
+    free = GpuSlot.objects.filter(pk__in=[slot.pk for slot in slots], used_milli=0, gpu__in=leasable.values("pk"))
+    if free.update(used_milli=WHOLE) != len(slots):
+        raise _FasterError
+    # Under the node's lock: a drain either sees this order committed or is seen by it (case G06).
+    node = Node.objects.selling(now).select_for_update(no_key=True).filter(pk=node_id).first()
+    if node is None:
+        raise _FasterError
+    Allocation.objects.bulk_create(
+        Allocation(lease=lease, generation=lease.generation + 1, slot=slot, milli=WHOLE, taken_at=now) for slot in slots
+    )
+    return node

@@ -1,0 +1,57 @@
+"""What a node should have on it: the body of ``GET desired`` (docs/node-protocol.md). Reads only."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from django.conf import settings
+from django.utils import timezone
+
+from rental import access
+from rental.models import Lease, device_uuids
+from rental.states import State
+
+if TYPE_CHECKING:
+    from nodes.models import Node
+
+
+def desired_leases(node: Node, lease_id: str | None = None) -> list[dict[str, Any]]:
+    """Every lease that should exist on this node, or at most the named one. Three queries whatever their number.
+
+    A lease that is over is missing even while its devices are still taken: what the node finds of it is an orphan.
+    """
+    leases = Lease.objects.live().filter(node=node).order_by("pk")
+    if lease_id:
+        leases = leases.filter(pk=lease_id)
+    found = list(leases)
+    if not found:
+        return []
+    devices, keys, now = device_uuids(found), access.keys_of(found), timezone.now()
+    return [_word(lease, devices.get(lease.pk, []), keys[lease.pk], now) for lease in found]
+
+
+def _word(lease: Lease, devices: list[str], keys: list[access.LeaseKey], now: datetime) -> dict[str, Any]:
+    stop = lease.state == State.STOPPING
+    return {
+        "id": lease.pk,
+        "generation": lease.generation,
+        "want": "stop" if stop else "run",
+        "stop_reason": lease.end_reason if stop else "",
+        "devices": devices,
+        "image": lease.image,
+        "cpus_milli": lease.cpus_milli,
+        "memory_bytes": lease.memory_bytes,
+        "shm_bytes": lease.memory_bytes // 2,
+        "pids": settings.LEASE_PIDS,
+        "workspace_bytes": lease.workspace_bytes,
+        "authorized_keys": [key.line for key in keys],
+        "deadline_s": _seconds_left(lease, now),
+        "stop_grace_s": settings.STOP_GRACE_S,
+    }
+
+
+def _seconds_left(lease: Lease, now: datetime) -> int | None:
+    if lease.deadline_at is None:
+        return None
+    return max(0, (lease.deadline_at - now) // timedelta(seconds=1))

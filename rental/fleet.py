@@ -1,0 +1,101 @@
+"""The fleet as the catalog and placement see it: GPUs with what stands in their way, read in one query."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from django.conf import settings
+from django.db.models import Max
+
+from nodes.models import Gpu
+from rental import placement
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from datetime import datetime
+
+
+@dataclass(frozen=True)
+class FleetGpu:
+    """A present GPU of a live node. ``state`` is placement's word; ``memory_gb`` is what the board is sold as."""
+
+    id: int
+    uuid: str
+    model: str
+    memory_gb: int
+    pci_bus_id: str
+    state: str
+    node_id: str
+    node_name: str
+    cuda_version: str
+    simulated: bool
+
+
+FACTS = (
+    "id", "uuid", "model", "memory_bytes", "pci_bus_id", "health", "mig_mode", "node_id", "node__name",
+    "node__cuda_version", "node__simulated", "node__last_seen_at", "node__draining_since", "node__preflight_ok",
+)  # fmt: skip
+
+
+def read(*, now: datetime, gpu_model: str | None = None) -> list[FleetGpu]:
+    """Every GPU that is present on an enrolled, unrevoked node; of one model if named. One query."""
+    gpus = Gpu.objects.present().filter(node__enrolled_at__isnull=False, node__revoked_at__isnull=True)
+    if gpu_model is not None:
+        gpus = gpus.filter(model=gpu_model)
+    heard = now - timedelta(seconds=settings.QUIET_AFTER_S)
+    rows = gpus.order_by("node__name", "node_id", "pci_bus_id", "id").values(*FACTS, used=Max("slots__used_milli"))
+    return [_gpu(row, heard) for row in rows]
+
+
+def _gpu(row: dict[str, Any], heard: datetime) -> FleetGpu:
+    return FleetGpu(
+        id=row["id"],
+        uuid=row["uuid"],
+        model=row["model"],
+        memory_gb=Gpu(memory_bytes=row["memory_bytes"]).memory_gb,
+        pci_bus_id=row["pci_bus_id"],
+        state=_state(row, heard),
+        node_id=row["node_id"],
+        node_name=row["node__name"],
+        cuda_version=row["node__cuda_version"],
+        simulated=row["node__simulated"],
+    )
+
+
+def _state(row: dict[str, Any], heard: datetime) -> str:
+    if row["used"] is None:  # without slots it cannot be taken
+        return placement.NOT_READY
+    if row["used"]:
+        return placement.BUSY
+    if row["health"] != Gpu.Health.HEALTHY or row["mig_mode"]:
+        return placement.UNHEALTHY
+    if row["node__last_seen_at"] is None or row["node__last_seen_at"] < heard:
+        return placement.SILENT
+    if row["node__draining_since"]:
+        return placement.DRAINING
+    return placement.FREE if row["node__preflight_ok"] else placement.NOT_READY
+
+
+def snapshot(gpus: Iterable[FleetGpu]) -> placement.Snapshot:
+    """The same as an immutable value for placement."""
+    names: dict[str, str] = {}
+    views: dict[str, list[placement.GpuView]] = {}
+    for gpu in gpus:
+        names[gpu.node_id] = gpu.node_name
+        views.setdefault(gpu.node_id, []).append(placement.GpuView(gpu.id, gpu.pci_bus_id, gpu.state))
+    return placement.Snapshot(
+        nodes=tuple(placement.NodeView(id=node, name=names[node], gpus=tuple(found)) for node, found in views.items())
+    )
+
+
+def admits(gpu: FleetGpu, *, gpu_memory_gb: int | None, cuda_min: str | None) -> bool:
+    """Does the GPU pass an order's filters? An unknown CUDA version passes no ``cuda_min``."""
+    if gpu_memory_gb is not None and gpu.memory_gb < gpu_memory_gb:
+        return False
+    return cuda_min is None or _version(gpu.cuda_version) >= _version(cuda_min)
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".") if part.isdecimal())

@@ -1,0 +1,215 @@
+"""The only writer of a lease's state. One call is one step of the table in rental/states.py and one line of history.
+
+Everything that must hold together with a step happens in its transaction: charging begins and ends, capacity and money
+are given back. Locks are taken in one order everywhere: lease, slots, node, account (docs/concurrency.md).
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from django.conf import settings
+from django.db import transaction
+from django.utils import timezone
+
+from billing.services import release_hold
+from nodes.models import GpuSlot
+from portal.errors import IllegalTransition
+from rental import live, metering
+from rental.models import Allocation, Lease, LeaseEvent
+from rental.states import NEXT, EndReason, State
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from datetime import datetime
+
+    from portal.actor import Actor
+
+# What a caller of move() may set along with a step; the rest of a lease is decided by the step itself.
+SETTABLE = frozenset(
+    {
+        "node", "generation", "container_id", "cpus_milli", "memory_bytes", "workspace_bytes", "evidence", "progress",
+        "end_reason", "end_detail", "started_at",
+    }
+)  # fmt: skip
+WRITTEN = (
+    *SETTABLE, "state", "assigned_at", "ready_at", "deadline_at", "confirmed_at", "stop_requested_at", "ended_at",
+)  # fmt: skip
+
+
+@transaction.atomic
+def begin(*, actor: Actor, data: dict[str, Any] | None = None, **facts: Any) -> Lease:
+    """A new lease in the first state, with the first line of its history. ``facts`` are what was ordered."""
+    lease = Lease.objects.create(state=State.REQUESTED, **facts)
+    _record(lease, "", code="requested", actor=actor, at=lease.requested_at, data=data)
+    live.publish(lease)
+    return lease
+
+
+@transaction.atomic
+def move(
+    *,
+    lease_id: str,
+    to: str,
+    code: str,
+    actor: Actor,
+    detail: str = "",
+    data: dict[str, Any] | None = None,
+    expect: Collection[str] | None = None,
+    keep_capacity: bool = False,
+    **changes: Any,
+) -> Lease:
+    """Take one step and return the lease as it is after it.
+
+    ``code`` names what happened in the history, ``expect`` the states the caller counts on; ``changes`` are fields of
+    SETTABLE, ``evidence`` is merged. ``keep_capacity`` ends a lease whose node has not said that its devices are clean:
+    they stay taken until free_capacity(). Raises IllegalTransition for a step that is not in the table or not expected.
+    """
+    lease = Lease.objects.select_for_update(of=("self",)).select_related("tenant").get(pk=lease_id)
+    before = lease.state
+    if to not in NEXT[before] or (expect is not None and before not in expect):
+        raise IllegalTransition(f"{lease_id}: {before} -> {to}", extra={"state": before})
+    now = timezone.now()
+    _change(lease, changes)
+    lease.state = to
+    _leave(lease, before, to, now, keep_capacity=keep_capacity)
+    _enter(lease, to, now)
+    lease.save(update_fields=WRITTEN)
+    _record(lease, before, code=code, actor=actor, detail=detail, data=data, at=now)
+    live.publish(lease)
+    return lease
+
+
+@transaction.atomic
+def note(
+    *, lease_id: str, code: str, actor: Actor, detail: str = "", data: dict[str, Any] | None = None, **changes: Any
+) -> Lease:
+    """A line of history without a step; ``changes`` as in move(), and ``kept_at``."""
+    lease = Lease.objects.select_for_update().get(pk=lease_id)
+    kept_at = changes.pop("kept_at", None)
+    _change(lease, changes)
+    fields = set(changes)
+    if kept_at is not None:
+        lease.kept_at = kept_at
+        fields.add("kept_at")
+    if fields:
+        lease.save(update_fields=fields)
+    _record(lease, lease.state, code=code, actor=actor, detail=detail, data=data, at=timezone.now())
+    live.publish(lease)
+    return lease
+
+
+@transaction.atomic
+def show_progress(*, lease_id: str, progress: str) -> Lease:
+    """What the node does now, for who is watching; it changes too often for the history."""
+    lease = Lease.objects.select_for_update().get(pk=lease_id)
+    lease.progress = progress
+    lease.save(update_fields=["progress"])
+    live.publish(lease)
+    return lease
+
+
+@transaction.atomic
+def bridge(*, lease_id: str, actor: Actor) -> Lease:
+    """The node vouches again after more silence than is confirmed afterwards: that stretch becomes a gap, not charged.
+
+    Happens when it was the portal that was away, or its clock that jumped; a silent node's leases are lost before.
+    """
+    lease = Lease.objects.select_for_update(of=("self",)).select_related("tenant").get(pk=lease_id)
+    now = timezone.now()
+    last = lease.confirmed_at
+    if lease.state != State.RUNNING or last is None or now - last <= timedelta(seconds=settings.SILENCE_S):
+        return lease
+    metering.close_segment(lease, last)
+    metering.open_segment(lease, now)
+    lease.confirmed_at = now
+    lease.save(update_fields=["confirmed_at"])
+    silent_s = (now - last) // timedelta(seconds=1)
+    _record(lease, lease.state, code="node_heard", actor=actor, at=now, data={"silent_s": silent_s})
+    live.publish(lease)
+    return lease
+
+
+@transaction.atomic
+def free_capacity(*, lease_id: str) -> int:
+    """Give back the slots of a lease that is over; returns how many. Safe to call again."""
+    Lease.objects.select_for_update().get(pk=lease_id)
+    return _free(lease_id, timezone.now())
+
+
+def _change(lease: Lease, changes: dict[str, Any]) -> None:
+    unknown = changes.keys() - SETTABLE
+    if unknown:
+        raise TypeError(f"not set by a step: {', '.join(sorted(unknown))}")
+    evidence = changes.get("evidence")
+    if evidence is not None:
+        changes = {**changes, "evidence": {**lease.evidence, **evidence}}
+    if lease.end_reason:  # the first reason stands: what comes later is a consequence
+        changes = {name: value for name, value in changes.items() if name not in {"end_reason", "end_detail"}}
+    for name, value in changes.items():
+        setattr(lease, name, value)
+
+
+def _leave(lease: Lease, before: str, to: str, now: datetime, *, keep_capacity: bool) -> None:
+    """What ends with the old state."""
+    if before == State.RUNNING:
+        lost = to == State.INTERRUPTED and lease.end_reason == EndReason.NODE_LOST
+        metering.close_segment(lease, metering.charged_until(lease, now, lost=lost))
+    if to == State.ENDED and not keep_capacity:
+        _free(lease.pk, now)  # before the account is touched: slots come first in the order of locks
+    if to in {State.STOPPING, State.INTERRUPTED, State.ENDED}:
+        release_hold(lease_id=lease.pk)  # nothing more will be charged
+
+
+def _enter(lease: Lease, to: str, now: datetime) -> None:
+    """What begins with the new state."""
+    if to == State.ASSIGNED:
+        lease.assigned_at = now
+    elif to == State.RUNNING:
+        lease.ready_at = lease.ready_at or now
+        lease.confirmed_at = now
+        lease.deadline_at = lease.deadline_at or metering.deadline(lease, lease.ready_at)
+        lease.progress = ""
+        metering.open_segment(lease, now)
+    elif to == State.STOPPING:
+        lease.stop_requested_at = now
+    elif to == State.REQUESTED:
+        lease.node, lease.container_id, lease.end_reason = None, "", ""
+    elif to == State.ENDED:
+        lease.ended_at = now
+        lease.progress = ""
+    if to in {State.STOPPING, State.ENDED} and not lease.end_reason:
+        raise TypeError(f"{lease.pk}: a step to {to} needs an end_reason")
+
+
+def _free(lease_id: str, now: datetime) -> int:
+    held = Allocation.objects.filter(lease_id=lease_id, released_at__isnull=True)
+    slots = list(GpuSlot.objects.select_for_update(of=("self",)).filter(allocations__in=held).order_by("pk"))
+    milli = dict(held.values_list("slot_id", "milli"))
+    for slot in slots:
+        slot.used_milli -= milli[slot.pk]  # under the row's lock; shares of other leases stay
+    GpuSlot.objects.bulk_update(slots, ["used_milli"])
+    return held.update(released_at=now)
+
+
+def _record(
+    lease: Lease,
+    before: str,
+    *,
+    code: str,
+    actor: Actor,
+    at: datetime,
+    detail: str = "",
+    data: dict[str, Any] | None = None,
+) -> None:
+    LeaseEvent.objects.create(
+        lease=lease,
+        at=at,
+        from_state=before,
+        to_state=lease.state,
+        code=code,
+        detail=detail[:500],
+        actor_label=actor.label,
+        data=data or {},
+    )

@@ -1,0 +1,111 @@
+"""What a lease is charged for: segments opened and closed, ticks counted, ledger lines posted.
+
+Only rental/lifecycle.py calls the writing functions here, inside the transaction of a step and under the lease's lock.
+Time is our own clock at receipt; what a node says about time never enters (case B07).
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+from django.conf import settings
+from django.db.models import Sum
+
+from billing import money
+from billing.models import LedgerEntry
+from billing.services import account_for, post
+from rental.models import Lease, UsageSegment, whole_seconds
+from rental.quotes import longest_s
+from rental.states import EndReason
+
+if TYPE_CHECKING:
+    from billing.money import Ticks
+
+
+def quiet(lease: Lease, now: datetime) -> bool:
+    """Has the node not vouched for this lease for so long that what happens there is not known?"""
+    return lease.confirmed_at is not None and now - lease.confirmed_at > timedelta(seconds=settings.QUIET_AFTER_S)
+
+
+def charged_until(lease: Lease, now: datetime, *, lost: bool = False) -> datetime:
+    """Where a segment that is closed at ``now`` ends.
+
+    While the node vouches: now. When it is quiet or ``lost``: the last confirmed moment. A clock that was set back
+    takes back nothing that was confirmed, and never gives negative time (case F09).
+    """
+    if lease.confirmed_at is None:
+        return now
+    if lost or quiet(lease, now):
+        return lease.confirmed_at
+    return max(now, lease.confirmed_at)
+
+
+def deadline(lease: Lease, ready_at: datetime) -> datetime:
+    """When it ends at the latest: the maximum duration, or the moment the spend cap is used up if that is earlier."""
+    seconds = longest_s(lease.max_duration_s, lease.spend_cap_micros, lease.total_micros_per_hour)
+    return ready_at + timedelta(seconds=seconds)
+
+
+def deadline_reason(lease: Lease) -> EndReason:
+    """What ends a lease at its deadline: its duration, or its money."""
+    seconds = longest_s(lease.max_duration_s, lease.spend_cap_micros, lease.total_micros_per_hour)
+    return EndReason.FUNDS if seconds < lease.max_duration_s else EndReason.MAX_DURATION
+
+
+def rate(lease: Lease) -> Ticks:
+    """Ticks per second of the whole lease."""
+    return money.ticks(1, lease.units, lease.price_micros_per_hour)
+
+
+def closed_ticks(lease: Lease) -> int:
+    """What the closed segments cost."""
+    total: int | None = lease.segments.aggregate(total=Sum("ticks"))["total"]
+    return total or 0
+
+
+def accrued_ticks(lease: Lease, now: datetime) -> int:
+    """What the lease has cost so far, the open segment included; provisional while that is open."""
+    opened = lease.segments.filter(end__isnull=True).first()
+    closed = closed_ticks(lease)
+    return closed if opened is None else closed + cost(lease, opened, charged_until(lease, now), closed)[1]
+
+
+def open_segment(lease: Lease, start: datetime) -> UsageSegment:
+    """Charging begins."""
+    return UsageSegment.objects.create(
+        lease=lease, start=start, units=lease.units, price_micros_per_hour=lease.price_micros_per_hour
+    )
+
+
+def close_segment(lease: Lease, end: datetime) -> UsageSegment | None:
+    """Charging ends at ``end``: count whole seconds, post them to the ledger. None when no segment is open."""
+    segment = lease.segments.filter(end__isnull=True).first()
+    if segment is None:
+        return None
+    segment.seconds, segment.ticks = cost(lease, segment, end, closed_ticks(lease))
+    segment.end = max(segment.start, end)
+    segment.save(update_fields=["end", "seconds", "ticks"])
+    if segment.ticks:
+        post(
+            account=account_for(lease.tenant, lease.currency),
+            kind=LedgerEntry.Kind.USAGE,
+            ticks=-segment.ticks,
+            source=f"segment:{segment.pk}",
+            lease_id=lease.pk,
+            memo=f"{lease.units} x {lease.gpu_model}, {segment.seconds} s"[:200],
+        )
+    return segment
+
+
+def cost(lease: Lease, segment: UsageSegment, end: datetime, before: int) -> tuple[int, int]:
+    """Seconds and ticks of ``[segment.start, end)``; ``before`` is what the lease cost already.
+
+    A spend cap is a promise: the seconds by which a stop came late after it are not charged.
+    """
+    seconds = whole_seconds(segment.start, end)
+    per_second = money.ticks(1, segment.units, segment.price_micros_per_hour)
+    if lease.spend_cap_micros is not None:
+        left = money.from_micros(lease.spend_cap_micros) - before
+        seconds = min(seconds, max(0, left // per_second))
+    return seconds, seconds * per_second

@@ -1,0 +1,89 @@
+"""What an agent may say about leases, field by field; built on the readers of nodes/payloads.py.
+
+Free text comes from images and engines: it is shortened and cleaned, never refused, or its report would be repeated for
+ever.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from rest_framework import serializers
+
+from nodes.payloads import GPU_UUID, Payload, Text, Truth, Whole, read
+
+__all__ = ["EVENTS", "HeartbeatLeasesIn", "ReportIn", "read"]
+
+EVENTS: Final = (
+    "pulling", "starting", "started", "ready", "failed", "exited", "deadline", "stopped", "cleaned", "cleaning_failed",
+)  # fmt: skip
+FAILURES: Final = ("failed_image", "failed_gpu", "failed_launch")
+MAX_LEASES: Final = 1024
+MAX_TEXT: Final = 500
+
+
+class Said(Text):
+    """Text for people: cut to 500 characters, control characters replaced (a NUL is no text to PostgreSQL)."""
+
+    def __init__(self) -> None:
+        super().__init__(1_000_000)
+        # DRF's own checks of length and NUL would refuse what is mended below.
+        self.validators = []
+
+    def to_internal_value(self, data: Any) -> str:
+        """The cleaned text; anything but a string is refused."""
+        if not isinstance(data, str):
+            self.fail("invalid")
+        return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in data[:MAX_TEXT]).strip()
+
+
+class StepIn(Payload):
+    """One step of cleaning."""
+
+    name = Text(64, required=True)
+    ok = Truth()
+    detail = Said()
+
+
+class EvidenceIn(Payload):
+    """What a report proves; which fields are there depends on the event."""
+
+    devices_seen = serializers.ListField(child=Text(64, required=True), max_length=64, required=False)
+    devices_source = Text(32, required=False)
+    keys_seen = serializers.ListField(child=Text(128, required=True), max_length=10_000, required=False)
+    ssh_ms = Whole(required=False, allow_null=True, min_value=0, max_value=10_000_000)
+    exit_code = Whole(required=False, allow_null=True, min_value=-1_000_000, max_value=1_000_000)
+    oom_killed = Truth(required=False, allow_null=True)
+    killed = Truth(required=False, allow_null=True)
+    steps = StepIn(many=True, max_length=64, required=False)
+    quarantine = serializers.ListField(
+        child=Text(64, required=True, form=GPU_UUID, like="GPU-8f3a…, as NVML gives it"), max_length=64, required=False
+    )
+
+
+class ReportIn(Payload):
+    """Body of ``POST leases/<id>/report``."""
+
+    generation = Whole(min_value=0, max_value=2**31 - 1)
+    event = serializers.ChoiceField(choices=EVENTS)
+    detail = Said()
+    container_id = Text(64)
+    failure = serializers.ChoiceField(choices=("", *FAILURES), required=False, allow_null=True, default="")
+    evidence = EvidenceIn(required=False, allow_null=True, default=dict)
+
+
+class HeldLeaseIn(Payload):
+    """One lease of a heartbeat. Newer agents may know more phases; only ``running`` has a meaning here."""
+
+    id = Text(40, required=True)
+    generation = Whole(min_value=0, max_value=2**31 - 1)
+    phase = Text(32)
+    container_id = Text(64)
+
+
+class HeartbeatLeasesIn(Payload):
+    """The part of a heartbeat that is rental's."""
+
+    known = ("boot_id", "clock", "gpus")
+    agent_run = Text(64)
+    leases = HeldLeaseIn(many=True, max_length=MAX_LEASES, required=False, default=list)

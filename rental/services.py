@@ -1,0 +1,228 @@
+"""What can be done with leases: quote, order, stop, keep, and what the sweeps do when time, money or a node is over.
+
+Every verb is keyword-only and atomic, returns the lease, and refuses with an error of portal.errors.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from django.conf import settings
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+
+from billing.services import place_hold
+from nodes import broker
+from portal.actor import Actor
+from portal.errors import IllegalTransition, InvalidInput, NotAllowed
+from portal.models import ROLES_THAT_LEASE, Membership, Tenant, User
+from portal.services import audit, require_role
+from rental import access, capacity, lifecycle, metering, quotes
+from rental.models import Lease
+from rental.states import BEFORE_READY, LIVE, EndReason, State
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from rental.quotes import Quote
+    from rental.requests import LeaseRequest
+
+
+def build_quote(*, tenant: Tenant, user: User, request: LeaseRequest) -> Quote:
+    """A price for this request that holds for five minutes. Writes nothing.
+
+    Raises InvalidInput naming the field, ``price_above_limit``, NotAllowed for a role that may not lease.
+    """
+    require_role(user=user, tenant=tenant, roles=ROLES_THAT_LEASE)
+    _check_keys(tenant, request.ssh_key_ids)
+    return quotes.make(tenant=tenant, request=request)
+
+
+def request_lease(*, tenant: Tenant, actor: Actor, quote_token: str, name: str = "") -> tuple[Lease, bool]:
+    """Order what was quoted: ``(lease, True)``; the same quote again returns its lease with False, also under a race.
+
+    Raises InvalidInput (``invalid_quote``, keys), OfferChanged, NoCapacity with reasons, InsufficientFunds, NotAllowed.
+    A refusal leaves nothing behind: lease, capacity and money come together or not at all.
+    """
+    quote = quotes.read(quote_token, tenant=tenant)
+    ordered = _ordered(quote)
+    if ordered is not None:
+        return ordered, False
+    now = timezone.now()
+    quotes.check_fresh(quote, now)
+    try:
+        return _order(tenant=tenant, actor=actor, quote=quote, name=_name(name or quote.request.name), now=now), True
+    except IntegrityError:
+        ordered = _ordered(quote)  # its twin committed first; anything else is a fault of ours
+        if ordered is None:
+            raise
+        return ordered, False
+
+
+@transaction.atomic
+def stop_lease(*, lease: Lease, actor: Actor, reason: str | None = None, detail: str = "") -> Lease:
+    """End a lease: before it is ready it is cancelled, free of charge, later released. One that stops already stays so.
+
+    ``reason`` is given by operators and sweeps; without it the actor's role must allow leasing.
+    """
+    if reason is None and actor.user is not None:
+        require_role(user=actor.user, tenant=lease.tenant, roles=ROLES_THAT_LEASE)
+    current = Lease.objects.select_for_update(of=("self",)).select_related("tenant", "node").get(pk=lease.pk)
+    if current.state in {State.STOPPING, State.ENDED}:
+        return current
+    why = reason or (EndReason.RELEASED if current.state == State.RUNNING else EndReason.CANCELLED)
+    # Without a node there is nothing to stop.
+    to = State.ENDED if current.state in {State.REQUESTED, State.INTERRUPTED} else State.STOPPING
+    stopped = lifecycle.move(
+        lease_id=current.pk, to=to, code=why, actor=actor, detail=detail, end_reason=why, end_detail=detail[:500]
+    )
+    if actor.user is not None:
+        audit(actor=actor, action="lease.stopped", obj=stopped, tenant=stopped.tenant, data={"reason": why})
+    if stopped.node_id:
+        broker.wake(node_id=stopped.node_id, lease_id=stopped.pk)
+    return stopped
+
+
+@transaction.atomic
+def keep_lease(*, lease: Lease, actor: Actor) -> Lease:
+    """The renter is there: the idle clock starts again. 409 ``illegal_state`` unless it runs."""
+    if actor.user is not None:
+        require_role(user=actor.user, tenant=lease.tenant, roles=ROLES_THAT_LEASE)
+    current = Lease.objects.select_for_update().get(pk=lease.pk)
+    if current.state != State.RUNNING:
+        raise IllegalTransition("Only a running lease can be kept.", extra={"state": current.state})
+    return lifecycle.note(lease_id=lease.pk, code="kept", actor=actor, kept_at=timezone.now())
+
+
+def end_at_deadline(*, lease_id: str, actor: Actor) -> Lease:
+    """The maximum duration, or what the spend cap pays for, is over."""
+    lease = Lease.objects.select_related("tenant").get(pk=lease_id)
+    return stop_lease(lease=lease, actor=actor, reason=metering.deadline_reason(lease))
+
+
+@transaction.atomic
+def end_unanswered(*, lease_id: str, actor: Actor) -> Lease:
+    """The node did not make it ready in time: failed, free of charge. A lease that became ready meanwhile goes on."""
+    lease = Lease.objects.select_for_update(of=("self",)).select_related("tenant").get(pk=lease_id)
+    if lease.state not in BEFORE_READY:
+        return lease
+    return stop_lease(
+        lease=lease,
+        actor=actor,
+        reason=EndReason.FAILED_LAUNCH,
+        detail=f"It was not ready within {settings.START_TIMEOUT_S // 60} minutes.",
+    )
+
+
+@transaction.atomic
+def lose_lease(*, lease_id: str, actor: Actor, unheard_since: datetime | None = None, detail: str = "") -> Lease:
+    """The node is lost: charged to the last confirmed moment, ended; its slots stay taken until the node reports.
+
+    With ``unheard_since`` only if the node has not vouched since then: it may have come back a moment ago.
+    """
+    lease = Lease.objects.select_for_update(of=("self",)).select_related("node").get(pk=lease_id)
+    if lease.state not in LIVE or (unheard_since is not None and _heard(lease) > unheard_since):
+        return lease
+    if lease.state == State.STOPPING:
+        # Already uncharged; why it was stopped stands. Only for a node that will never report again.
+        return lifecycle.move(
+            lease_id=lease_id, to=State.ENDED, code="node_lost", actor=actor, detail=detail, keep_capacity=True
+        )
+    why = EndReason.NODE_LOST
+    lifecycle.move(
+        lease_id=lease_id, to=State.INTERRUPTED, code=why, actor=actor, detail=detail, end_reason=why, end_detail=detail
+    )
+    return lifecycle.move(lease_id=lease_id, to=State.ENDED, code="ended", actor=actor, keep_capacity=True)
+
+
+def _heard(lease: Lease) -> datetime:
+    """When the node last vouched for a running lease; before that, when it was last heard at all."""
+    if lease.state == State.RUNNING and lease.confirmed_at is not None:
+        return lease.confirmed_at
+    last_seen = lease.node.last_seen_at if lease.node else None
+    return max(last_seen or lease.requested_at, lease.assigned_at or lease.requested_at)
+
+
+@transaction.atomic
+def _order(*, tenant: Tenant, actor: Actor, quote: Quote, name: str, now: datetime) -> Lease:
+    user = _renter(tenant, actor)
+    request = quote.request
+    _check_keys(tenant, request.ssh_key_ids)
+    # The row comes first: its unique quote_id makes a double click wait here instead of competing for capacity.
+    lease = lifecycle.begin(
+        actor=actor, tenant=tenant, created_by=user, name=name, requested_at=now, **_ordered_facts(quote)
+    )
+    node = capacity.take(lease=lease, request=request, gpu_memory_gb=quote.gpu_memory_gb, now=now)
+    place_hold(tenant=tenant, currency=quote.currency, lease_id=lease.pk, ticks=quote.hold_ticks)
+    lease = lifecycle.move(
+        lease_id=lease.pk,
+        to=State.ASSIGNED,
+        code="assigned",
+        actor=actor,
+        node=node,
+        generation=lease.generation + 1,
+        **capacity.share(node, request.gpu_count),
+    )
+    audit(actor=actor, action="lease.requested", obj=lease, tenant=tenant, data={"node": node.name, "quote": quote.id})
+    broker.wake(node_id=node.pk, lease_id=lease.pk)
+    return lease
+
+
+def _ordered_facts(quote: Quote) -> dict[str, Any]:
+    request = quote.request
+    return {
+        "quote_id": quote.id,
+        "plan": request.plan,
+        "priority": request.priority,
+        "gpu_model": request.gpu_model,
+        "gpu_count": request.gpu_count,
+        "gpu_memory_gb": quote.gpu_memory_gb,
+        "image": request.image,
+        "ssh_key_ids": None if request.ssh_key_ids is None else list(request.ssh_key_ids),
+        "max_duration_s": request.max_duration_s,
+        "inactive_timeout_s": request.inactive_timeout_s,
+        "spend_cap_micros": request.spend_cap_micros,
+        "price_version_id": quote.price_version_id,
+        "currency": quote.currency,
+        "price_micros_per_hour": quote.price_micros_per_hour,
+        "units": quote.units,
+    }
+
+
+def _ordered(quote: Quote) -> Lease | None:
+    return Lease.objects.select_related("tenant", "node").filter(quote_id=quote.id, tenant_id=quote.tenant_id).first()
+
+
+def _renter(tenant: Tenant, actor: Actor) -> User:
+    """The member who orders. Their role and the tenant's standing are read again, inside the order's transaction."""
+    if actor.user is None:
+        raise NotAllowed("A lease is ordered by a member of the tenant.")
+    member = Membership.objects.select_related("tenant").filter(user=actor.user, tenant=tenant).first()
+    if member is None or member.role not in ROLES_THAT_LEASE or not actor.user.is_active:
+        raise NotAllowed("Your role in this tenant does not allow this.")
+    if member.tenant.suspended_at is not None:
+        raise NotAllowed("This account is suspended; ask the operator.", code="tenant_suspended")
+    return actor.user
+
+
+def _check_keys(tenant: Tenant, wanted: tuple[str, ...] | None) -> None:
+    """Somebody must be able to log in: the tenant has a key, and those named are its members'."""
+    known = {key.id for key in access.keys_of_tenants([tenant.pk]).get(tenant.pk, [])}
+    if not known:
+        raise InvalidInput.field("ssh_key_ids", "add an SSH key first; nobody could log in.", code="no_ssh_key")
+    unknown = sorted(set(wanted or ()) - known)
+    if unknown:
+        raise InvalidInput.field("ssh_key_ids", f"no keys of this tenant's members: {', '.join(unknown)[:200]}.")
+
+
+def _name(text: str) -> str:
+    name = text.strip()
+    if len(name) > Lease._meta.get_field("name").max_length or not name.isprintable():
+        raise InvalidInput.field("name", "at most 80 printable characters are accepted.")
+    return name
+
+
+def silence_limit(now: datetime) -> datetime:
+    """Who was last heard before this moment is lost."""
+    return now - timedelta(seconds=settings.SILENCE_S)

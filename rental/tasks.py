@@ -1,0 +1,122 @@
+"""The sweeps: what is due is found by its row, and each row is one service call in its own transaction.
+
+Any of them may run twice, late, or at the same time as itself: the services look again under the lease's lock.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from celery import shared_task
+from django.conf import settings
+from django.db.models import Q
+from django.utils import timezone
+
+from nodes import broker
+from nodes.inventory import retire_free_gpus
+from nodes.models import Node
+from portal import presence
+from portal.actor import Actor
+from portal.errors import DomainError
+from rental import funds, lifecycle, services
+from rental.models import Lease
+from rental.states import BEFORE_READY, State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from datetime import datetime
+
+logger = logging.getLogger(__name__)
+
+REWAKE_AFTER_S = 5
+
+
+@shared_task
+def sweep_deadlines() -> None:
+    """Running leases past their deadline -> stopping (``max_duration``, or ``funds`` when the spend cap set it)."""
+    due = Lease.objects.past_deadline(timezone.now())
+    _each("deadlines", due, lambda lease_id, actor: services.end_at_deadline(lease_id=lease_id, actor=actor))
+
+
+@shared_task
+def sweep_unanswered() -> None:
+    """Ordered and not ready for too long -> stopping (``failed_launch``); not picked up yet: the node is woken again."""
+    now = timezone.now()
+    if _receiving_before(now - timedelta(seconds=settings.BOOT_GRACE_S)):
+        due = Lease.objects.overdue_to_start(now - timedelta(seconds=settings.START_TIMEOUT_S))
+        _each("waiting", due, lambda lease_id, actor: services.end_unanswered(lease_id=lease_id, actor=actor))
+    waiting = Lease.objects.filter(
+        state=State.ASSIGNED, assigned_at__lt=now - timedelta(seconds=REWAKE_AFTER_S), node__revoked_at__isnull=True
+    )
+    for node_id, lease_id in waiting.values_list("node_id", "pk"):
+        if node_id:
+            broker.wake(node_id=node_id, lease_id=lease_id)
+
+
+@shared_task
+def sweep_silence() -> None:
+    """Live leases nobody vouched for during SILENCE_S of our own receiving -> interrupted -> ended (``node_lost``).
+
+    A stopping lease waits for its node, unless that was revoked and will never report.
+    """
+    limit = services.silence_limit(timezone.now())
+    if not _receiving_before(limit - timedelta(seconds=settings.BOOT_GRACE_S)):
+        return
+    silent = Lease.objects.filter(
+        Q(state=State.RUNNING, confirmed_at__lt=limit)
+        | Q(state__in=BEFORE_READY, assigned_at__lt=limit, node__last_seen_at__lt=limit)
+        | Q(state=State.STOPPING, stop_requested_at__lt=limit, node__revoked_at__lt=limit)
+    )
+    minutes = settings.SILENCE_S // 60
+    _each(
+        "silence",
+        silent,
+        lambda lease_id, actor: services.lose_lease(
+            lease_id=lease_id,
+            actor=actor,
+            unheard_since=limit,
+            detail=f"Nothing heard from the node for {minutes} minutes.",
+        ),
+    )
+    _free_what_revoked_nodes_held(limit)
+
+
+@shared_task
+def sweep_holds() -> None:
+    """Running leases: holds rolled forward; those the balance no longer pays for -> stopping (``funds``)."""
+    running = Lease.objects.filter(state=State.RUNNING)
+    _each("holds", running, lambda lease_id, actor: funds.roll_hold(lease_id=lease_id, actor=actor))
+
+
+def _each(part: str, leases: Iterable[Lease], act: Callable[[str, Actor], object]) -> None:
+    """``act`` on each lease; one that cannot be helped now does not keep the others waiting."""
+    actor = Actor.system(part)
+    ids = leases.order_by("pk").values_list("pk", flat=True) if hasattr(leases, "values_list") else []
+    for lease_id in list(ids):
+        try:
+            act(lease_id, actor)
+        except DomainError as error:
+            logger.info("%s: %s left as it is (%s)", part, lease_id, error.code)
+        except Exception:  # noqa: BLE001  # logged with its trace; the next row must not wait for a mended fault
+            logger.exception("%s: %s failed", part, lease_id)
+
+
+def _receiving_before(moment: datetime) -> bool:
+    """Has the portal been receiving since before ``moment``? What it could not hear is nobody's silence."""
+    since = presence.receiving_since()
+    return since is not None and since < moment
+
+
+def _free_what_revoked_nodes_held(limit: datetime) -> None:
+    """A revoked node never reports. Once its agent must have stopped everything by its own clock, its GPUs may move."""
+    over = Lease.objects.filter(
+        state=State.ENDED, ended_at__lt=limit, node__revoked_at__lt=limit, allocations__released_at__isnull=True
+    ).exclude(allocations=None)
+    nodes = set()
+    for lease_id, node_id in over.distinct().values_list("pk", "node_id"):
+        lifecycle.free_capacity(lease_id=lease_id)
+        nodes.add(node_id)
+    for node in Node.objects.filter(pk__in=nodes):
+        retire_free_gpus(node=node)
