@@ -19,21 +19,27 @@ if TYPE_CHECKING:
     from portal.models import User
 
 
-class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]  # allauth is untyped
+class AccountAdapter(DefaultAccountAdapter):
     """Our answers to the questions allauth asks."""
 
-    def save_user(self, request: HttpRequest, user: User, form: BaseForm, commit: bool = True) -> User:  # noqa: FBT001, FBT002  # allauth's signature
+    def save_user(  # type: ignore[override]  # every user here is our User
+        self,
+        request: HttpRequest,
+        user: User,
+        form: BaseForm,
+        commit: bool = True,  # noqa: FBT001, FBT002  # allauth's signature
+    ) -> User:
         """The new user, their personal tenant and the audit row, all or none."""
         try:
             with transaction.atomic():
-                saved: User = super().save_user(request, user, form, commit=commit)
-                tenant = ensure_personal_tenant(saved)
-                actor = Actor(label=saved.email, user=saved, ip=client_ip(request))
-                audit(actor=actor, action="user.signed_up", obj=saved, tenant=tenant)
+                super().save_user(request, user, form, commit=commit)
+                tenant = ensure_personal_tenant(user)
+                actor = Actor(label=user.email, user=user, ip=client_ip(request))
+                audit(actor=actor, action="user.signed_up", obj=user, tenant=tenant)
         except IntegrityError as error:
             # Two sign-ups with one address at once: the second sees what anyone sees whose address is taken.
             raise ImmediateHttpResponse(prevent_enumeration(request, email=user.email)) from error
-        return saved
+        return user
 
     def get_client_ip(self, request: HttpRequest) -> str:
         """For allauth's rate limits: one rule for the whole portal about which proxies are believed."""

@@ -8,7 +8,7 @@ from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitVie
 from portal.permissions import PUBLIC
 
 
-class Document(SpectacularAPIView):  # type: ignore[misc]  # drf-spectacular is untyped
+class Document(SpectacularAPIView):
     """OpenAPI 3.1 as JSON, the same for everyone."""
 
     scopes = {"GET": PUBLIC}
@@ -16,7 +16,7 @@ class Document(SpectacularAPIView):  # type: ignore[misc]  # drf-spectacular is 
     renderer_classes = [OpenApiJsonRenderer2]
 
 
-class Browser(SpectacularSwaggerSplitView):  # type: ignore[misc]  # drf-spectacular is untyped
+class Browser(SpectacularSwaggerSplitView):
     """Swagger UI; its script is a second answer of this address, since the CSP allows no inline script."""
 
     scopes = {"GET": PUBLIC}

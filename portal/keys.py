@@ -118,6 +118,10 @@ def _wrong(sentence: str, code: str = "invalid_key") -> InvalidInput:
     return InvalidInput.field("public_key", sentence, code=code)
 
 
+def _damaged() -> InvalidInput:
+    return _wrong("The key is cut short or damaged. Copy the whole line of the .pub file.")
+
+
 def _refuse_oversize(text: str) -> None:
     if len(text.encode("utf-8", "surrogatepass")) > MAX_TEXT:
         raise _wrong(f"Too long for a public key: at most {MAX_TEXT} bytes.", "too_large")
@@ -178,10 +182,13 @@ def _check_type(key_type: str) -> None:
 
 def _decode(data: str) -> bytes:
     try:
-        return base64.b64decode(data, validate=True)
+        blob = base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError):
         # From None: the original error may show pieces of what was pasted in a traceback.
-        raise _wrong("The key is cut short or damaged. Copy the whole line of the .pub file.") from None
+        raise _damaged() from None
+    if not blob:
+        raise _damaged()
+    return blob
 
 
 def _first_string(blob: bytes) -> str:
@@ -204,7 +211,7 @@ def _judge(key_type: str, blob: bytes) -> None:
         # Parses by cryptography: curve points, lengths, trailing bytes.
         parsed = asyncssh.import_public_key(f"{key_type} {base64.b64encode(blob).decode()}")
     except (asyncssh.KeyImportError, ValueError, OverflowError):
-        raise _wrong("The key is cut short or damaged. Copy the whole line of the .pub file.") from None
+        raise _damaged() from None
     if parsed.public_data != blob:
         raise _wrong("The key is damaged: there is more in it than a key.")
 
@@ -215,11 +222,11 @@ def _judge_rsa(blob: bytes) -> None:
     rest = blob
     while rest and len(parts) < 4:  # noqa: PLR2004  # type, exponent, modulus; a fourth would be too many
         if len(rest) < 4 or len(rest) - 4 < (length := struct.unpack(">I", rest[:4])[0]):  # noqa: PLR2004
-            raise _wrong("The key is cut short or damaged. Copy the whole line of the .pub file.")
+            raise _damaged()
         parts.append(rest[4 : 4 + length])
         rest = rest[4 + length :]
     if len(parts) != 3:  # noqa: PLR2004
-        raise _wrong("The key is cut short or damaged. Copy the whole line of the .pub file.")
+        raise _damaged()
     exponent, modulus = int.from_bytes(parts[1]), int.from_bytes(parts[2])
     bits = modulus.bit_length()
     if not LEAST_RSA <= bits <= MOST_RSA:

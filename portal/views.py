@@ -86,7 +86,7 @@ def server_error(request: HttpRequest) -> HttpResponse:
     """handler500: no context processor, no database; whatever broke may be broken still."""
     if problems.wanted_by(request):
         return problems.response(500, "server_error", "Something broke on our side; it has been recorded.")
-    return render(None, "500.html", status=500)  # type: ignore[arg-type]  # without a request no context processor runs
+    return render(None, "500.html", status=500)  # no request: no context processor runs
 
 
 def _refusal(request: HttpRequest, status: int, code: str, detail: str, *, template: str = "") -> HttpResponse:

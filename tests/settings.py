@@ -7,7 +7,7 @@ from pathlib import Path
 os.environ.setdefault("LESSOR_TESTING", "1")
 os.environ.setdefault("LESSOR_VAR", str(Path(tempfile.gettempdir()) / f"lessor-tests-{os.getuid()}"))
 os.environ.setdefault("LOG_LEVEL", "WARNING")
-Path(os.environ["LESSOR_VAR"]).mkdir(parents=True, exist_ok=True)
+(Path(os.environ["LESSOR_VAR"]) / "static").mkdir(parents=True, exist_ok=True)  # WhiteNoise warns of a missing one
 
 from portal.settings import *  # noqa: E402, F403  # the environment above must be set first
 
