@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -19,20 +20,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import docker
-import requests
-
 from tests.rig import nvml
 from tests.rig.leftovers import remove_leftovers
+from tests.rig.network import RECORDS, EngineError, Network
 
 HERE = Path(__file__).parent
-RECORDS = Path("/run/lessor-rig")
 START_SECONDS = 30.0
 STOP_SECONDS = 20.0
-
-
-class EngineError(RuntimeError):
-    """The engine could not be started or stopped; the text names the log to read."""
 
 
 def wait_until(condition: Callable[[], bool], *, seconds: float, what: str) -> None:
@@ -42,64 +36,6 @@ def wait_until(condition: Callable[[], bool], *, seconds: float, what: str) -> N
         if time.monotonic() > end:
             raise EngineError(f"{what} took longer than {seconds:.0f} s")
         time.sleep(0.02)
-
-
-class Network:
-    """A network namespace joined to this machine by a pair of addresses, 10.98.x.y/30.
-
-    The number is claimed by creating an interface of that name, which the kernel lets only one of us do.
-    """
-
-    def __init__(self) -> None:
-        for number in range(4096):
-            self.number = number
-            if self._ip("link", "add", self.host_interface, "type", "veth", "peer", "name", self.peer, check=False):
-                break
-        else:
-            raise EngineError("no free number for a network namespace: python -m tests.rig.engine sweep")
-        self._ip("netns", "add", self.name)
-        self._ip("link", "set", self.peer, "netns", self.name, "name", "eth0")
-        self._ip("address", "add", f"{self.host_ip}/30", "dev", self.host_interface)
-        self._ip("link", "set", self.host_interface, "up")
-        for command in (
-            ("address", "add", f"{self.ip}/30", "dev", "eth0"),
-            ("link", "set", "lo", "up"),
-            ("link", "set", "eth0", "up"),
-            ("route", "add", "default", "via", self.host_ip),
-        ):
-            self._ip("-n", self.name, *command)
-
-    @staticmethod
-    def _ip(*arguments: str, check: bool = True) -> bool:
-        done = subprocess.run(["ip", *arguments], check=False, capture_output=True, text=True)
-        if check and done.returncode:
-            raise EngineError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
-        return done.returncode == 0
-
-    @property
-    def name(self) -> str:
-        """Name of the namespace, also of the engine and of its cgroup."""
-        return f"lessor-rig-{self.number}"
-
-    @property
-    def host_interface(self) -> str:
-        """The interface on this machine."""
-        return f"lr{self.number}"
-
-    @property
-    def peer(self) -> str:
-        """The other end, before it moves into the namespace and becomes eth0."""
-        return f"lr{self.number}p"
-
-    @property
-    def host_ip(self) -> str:
-        """This machine as the node sees it."""
-        return f"10.98.{self.number >> 6}.{(self.number & 63) * 4 + 1}"
-
-    @property
-    def ip(self) -> str:
-        """The node as this machine sees it."""
-        return f"10.98.{self.number >> 6}.{(self.number & 63) * 4 + 2}"
 
 
 class Engine:
@@ -172,10 +108,7 @@ class Engine:
 
     def start(self) -> None:
         """Makes the network and starts containerd and dockerd; EngineError with the log where one does not come."""
-        self._network = Network()
-        RECORDS.mkdir(exist_ok=True)
-        record = {"root": str(self.root), "owner": os.getpid()}
-        (RECORDS / f"{self._network.number}.json").write_text(json.dumps(record))
+        self._network = Network(self.root)
         (self.root / "daemon.json").write_text("{}")  # keeps the machine's own /etc/docker/daemon.json out
         (self.root / "containerd.toml").write_text('version = 2\ndisabled_plugins = ["io.containerd.grpc.v1.cri"]\n')
         self._start_containerd()
@@ -231,21 +164,14 @@ class Engine:
             return "\n".join((self.root / f"{name}.log").read_text(errors="replace").splitlines()[-lines:])
         return ""
 
-    def client(self) -> docker.DockerClient:
-        """A new SDK client of this engine; whoever asks closes it."""
-        return docker.DockerClient(base_url=self.docker_host)
-
     def answers(self) -> bool:
-        """Whether the engine answers a ping."""
-        if not self.socket.exists():
-            return False
-        client = docker.DockerClient(base_url=self.docker_host, version="1.41", timeout=2)
-        try:
-            return bool(client.ping())
-        except (requests.exceptions.RequestException, docker.errors.APIError):
-            return False
-        finally:
-            client.close()
+        """Whether the engine answers a ping within two seconds."""
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(2)
+            connection.connect(str(self.socket))
+            connection.sendall(b"GET /_ping HTTP/1.0\r\n\r\n")
+            return connection.recv(64).split(b" ")[1:2] == [b"200"]
+        return False
 
     def nsenter(self, *command: str) -> list[str]:
         """The command line that runs `command` in the node's network namespace."""
@@ -309,7 +235,6 @@ class Engine:
         self._end(self._containerd, signal.SIGTERM)
         if self._network is not None:
             remove_leftovers(self.root, self._network.number)
-            (RECORDS / f"{self._network.number}.json").unlink(missing_ok=True)
             self._network = None
         shutil.rmtree(self.root, ignore_errors=True)
 
@@ -323,7 +248,6 @@ def sweep() -> int:
             continue
         remove_leftovers(Path(left["root"]), int(record.stem))
         shutil.rmtree(left["root"], ignore_errors=True)
-        record.unlink()
         swept += 1
     return swept
 

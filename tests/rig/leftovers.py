@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from tests.rig.network import remove_network
+
 CGROUPS = Path("/sys/fs/cgroup")
 WAIT_SECONDS = 10.0
 
@@ -89,5 +91,4 @@ def remove_leftovers(root: Path, number: int, *, containers_only: bool = False) 
     for directory in cgroup_dirs(number):
         with contextlib.suppress(OSError):
             directory.rmdir()
-    subprocess.run(["ip", "netns", "delete", f"lessor-rig-{number}"], check=False, capture_output=True)
-    subprocess.run(["ip", "link", "delete", f"lr{number}"], check=False, capture_output=True)
+    remove_network(number)
