@@ -1,0 +1,7 @@
+"""Pages under /billing/."""
+
+from django.urls import path
+
+from billing import views
+
+urlpatterns = [path("", views.balance, name="balance")]
