@@ -25,8 +25,10 @@ from rental.models import Lease
 from rental.states import BEFORE_READY, State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from datetime import datetime
+
+    from django.db.models import QuerySet
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +44,7 @@ def sweep_deadlines() -> None:
 
 @shared_task
 def sweep_unanswered() -> None:
-    """Ordered and not ready for too long -> stopping (``failed_launch``); not picked up yet: the node is woken again."""
+    """Ordered and not ready for too long -> stopping (``failed_launch``); not picked up yet: the node is woken."""
     now = timezone.now()
     if _receiving_before(now - timedelta(seconds=settings.BOOT_GRACE_S)):
         due = Lease.objects.overdue_to_start(now - timedelta(seconds=settings.START_TIMEOUT_S))
@@ -69,16 +71,11 @@ def sweep_silence() -> None:
         | Q(state__in=BEFORE_READY, assigned_at__lt=limit, node__last_seen_at__lt=limit)
         | Q(state=State.STOPPING, stop_requested_at__lt=limit, node__revoked_at__lt=limit)
     )
-    minutes = settings.SILENCE_S // 60
+    detail = f"Nothing heard from the node for {settings.SILENCE_S // 60} minutes."
     _each(
         "silence",
         silent,
-        lambda lease_id, actor: services.lose_lease(
-            lease_id=lease_id,
-            actor=actor,
-            unheard_since=limit,
-            detail=f"Nothing heard from the node for {minutes} minutes.",
-        ),
+        lambda lease_id, actor: services.lose_lease(lease_id=lease_id, actor=actor, unheard_since=limit, detail=detail),
     )
     _free_what_revoked_nodes_held(limit)
 
@@ -90,16 +87,15 @@ def sweep_holds() -> None:
     _each("holds", running, lambda lease_id, actor: funds.roll_hold(lease_id=lease_id, actor=actor))
 
 
-def _each(part: str, leases: Iterable[Lease], act: Callable[[str, Actor], object]) -> None:
+def _each(part: str, leases: QuerySet[Lease], act: Callable[[str, Actor], object]) -> None:
     """``act`` on each lease; one that cannot be helped now does not keep the others waiting."""
     actor = Actor.system(part)
-    ids = leases.order_by("pk").values_list("pk", flat=True) if hasattr(leases, "values_list") else []
-    for lease_id in list(ids):
+    for lease_id in list(leases.order_by("pk").values_list("pk", flat=True)):
         try:
             act(lease_id, actor)
         except DomainError as error:
             logger.info("%s: %s left as it is (%s)", part, lease_id, error.code)
-        except Exception:  # noqa: BLE001  # logged with its trace; the next row must not wait for a mended fault
+        except Exception:  # logged with its trace; the next row must not wait for a mended fault
             logger.exception("%s: %s failed", part, lease_id)
 
 
