@@ -59,6 +59,12 @@ def add_workspace(engine: HasDockerHost) -> str:
     return WORKSPACE
 
 
+def workspace_is_cached() -> bool:
+    """Whether `add_workspace` would only load an archive."""
+    script = REPOSITORY / "deploy" / "images" / "build-workspace"
+    return subprocess.run([script, "--cached"], check=False, capture_output=True).returncode == 0
+
+
 def build_bundle(directory: Path) -> Path:
     """Builds the SSH bundle, or finds it built; returns the directory to mount as /.lease."""
     subprocess.run([REPOSITORY / "deploy" / "bundle" / "build", directory], check=True, capture_output=True)

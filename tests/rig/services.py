@@ -1,7 +1,6 @@
 """A private redis-server and a private PostgreSQL, for a test session or a script; both end with their context.
 
-As a script, `python -m tests.rig.services redis postgres -- command ...` runs the command with REDIS_URL,
-NODE_BROKER_URL and DATABASE_URL set, and ends with its exit status.
+As a script, `python -m tests.rig.services redis postgres` runs them until it gets SIGTERM and prints their URLs.
 """
 
 import os
@@ -127,18 +126,19 @@ def postgres_server() -> Iterator[str]:
             yield f"postgresql://{DATABASE}@127.0.0.1:{port}/{DATABASE}"
 
 
-def main(arguments: list[str]) -> int:
-    """Runs what follows `--` with the services named before it; returns its exit status."""
-    split = arguments.index("--")
-    names, command = arguments[:split], arguments[split + 1 :]
-    environment = dict(os.environ)
-    with ExitStack() as stack:
+def main(names: list[str]) -> None:
+    """Runs the services named and prints their settings as NAME=value lines, then `READY=1`; ends on SIGTERM."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with suppress(KeyboardInterrupt), ExitStack() as stack:
         if "redis" in names:
-            environment["REDIS_URL"] = environment["NODE_BROKER_URL"] = stack.enter_context(redis_server())
+            url = stack.enter_context(redis_server())
+            sys.stdout.write(f"REDIS_URL={url}\nNODE_BROKER_URL={url}\n")
         if "postgres" in names:
-            environment["DATABASE_URL"] = stack.enter_context(postgres_server())
-        return subprocess.run(command, env=environment, check=False).returncode
+            sys.stdout.write(f"POSTGRES_URL={stack.enter_context(postgres_server())}\n")
+        sys.stdout.write("READY=1\n")
+        sys.stdout.flush()
+        signal.pause()
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])
