@@ -93,5 +93,11 @@ def _after(model: type[Model], field: str, cursor: str, compare: str) -> Q:
         at: Any = model._meta.get_field(field).to_python(value)  # type: ignore[union-attr]  # a concrete field
         key: Any = model._meta.pk.to_python(pk)
     except (ValueError, TypeError, ValidationError) as error:
-        raise InvalidInput.field("cursor", "Not a cursor of this list; take it from `next`.") from error
+        raise _not_ours() from error
+    if at is None or key is None or "\x00" in f"{at}{key}":  # PostgreSQL has no NUL in text
+        raise _not_ours()
     return Q(**{f"{field}__{compare}": at}) | Q(**{field: at, f"pk__{compare}": key})
+
+
+def _not_ours() -> InvalidInput:
+    return InvalidInput.field("cursor", "Not a cursor of this list; take it from `next`.")

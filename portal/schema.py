@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from drf_spectacular.extensions import OpenApiAuthenticationExtension
 from drf_spectacular.openapi import AutoSchema
 
 from portal.permissions import ANYONE, PUBLIC
@@ -13,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PREFIX = "/api/v1/"
+# The session of the pages is left out: it is not meant for programs.
+TOKEN = {"type": "http", "scheme": "bearer", "bearerFormat": "lsr_…", "description": "An API token."}
 PROBLEM = {
     "type": "object",
     "description": "RFC 9457. `code` is stable and meant for programs, `detail` for people.",
@@ -31,28 +32,6 @@ PROBLEM = {
     },
     "additionalProperties": True,
 }
-
-
-class BearerScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]  # registers itself by a metaclass
-    """Tokens, for programs. The session of the pages is not offered: it is not meant for programs."""
-
-    target_class = "portal.authentication.BearerToken"
-    name = "token"
-
-    def get_security_definition(self, auto_schema: AutoSchema) -> dict[str, Any]:
-        """The scheme."""
-        return {"type": "http", "scheme": "bearer", "bearerFormat": "lsr_…", "description": "An API token."}
-
-
-class SessionScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
-    """Told to the generator so that it leaves the session out."""
-
-    target_class = "portal.authentication.Session"
-    name: list[str] = []  # the generator's way to say: none
-
-    def get_security_definition(self, auto_schema: AutoSchema) -> list[dict[str, Any]]:
-        """No scheme."""
-        return []
 
 
 class Schema(AutoSchema):
@@ -82,8 +61,10 @@ def only_v1(endpoints: Sequence[tuple[str, str, str, Any]]) -> list[tuple[str, s
 
 
 def add_problems(result: dict[str, Any], generator: Any, request: Any, public: bool) -> dict[str, Any]:  # noqa: FBT001  # the hook's signature
-    """Post-processing hook: every operation may answer a problem."""
-    result.setdefault("components", {}).setdefault("schemas", {})["Problem"] = PROBLEM
+    """Post-processing hook: the token scheme, and that every operation may answer a problem."""
+    components = result.setdefault("components", {})
+    components["securitySchemes"] = {"token": TOKEN}
+    components.setdefault("schemas", {})["Problem"] = PROBLEM
     answer = {
         "description": "A refusal.",
         "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}},

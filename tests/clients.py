@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from django.test import Client
 
 if TYPE_CHECKING:
-    from django.http import HttpResponse
+    from django.test.client import _MonkeyPatchedWSGIResponse as Answer
 
 
 class ApiClient:
@@ -18,22 +18,22 @@ class ApiClient:
         self.headers = {} if secret is None else {"Authorization": f"Bearer {secret}"}
         self.http = Client()
 
-    def send(self, method: str, path: str, body: Any = None, **headers: str) -> HttpResponse:
+    def send(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
         """Any method; ``path`` is relative to the base or absolute."""
         url = path if path.startswith("/") else self.base + path
         content = {} if body is None else {"data": body, "content_type": "application/json"}
         call = getattr(self.http, method.lower())
-        response: HttpResponse = call(url, headers={**self.headers, **headers}, **content)
+        response: Answer = call(url, headers={**self.headers, **headers}, **content)
         return response
 
-    def get(self, path: str, **headers: str) -> HttpResponse:
+    def get(self, path: str, **headers: str) -> Answer:
         """GET."""
         return self.send("GET", path, **headers)
 
-    def post(self, path: str, body: Any = None, **headers: str) -> HttpResponse:
+    def post(self, path: str, body: Any = None, **headers: str) -> Answer:
         """POST with a JSON body."""
         return self.send("POST", path, {} if body is None else body, **headers)
 
-    def delete(self, path: str, **headers: str) -> HttpResponse:
+    def delete(self, path: str, **headers: str) -> Answer:
         """DELETE."""
         return self.send("DELETE", path, **headers)
