@@ -89,7 +89,9 @@ def main() -> int:
 def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="scripts/demo", description=__doc__)
-    parser.add_argument("--once", action="store_true", help="run the main job once, then end everything that was started")
+    parser.add_argument(
+        "--once", action="store_true", help="run the main job once, then end everything that was started"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the facts of the run to FILE")
     parser.add_argument("--port", type=int, default=8000, help="port of the portal (default 8000)")
     parser.add_argument("--var", type=Path, default=ROOT / "var" / "demo", help="where database, logs and caches lie")
@@ -176,13 +178,22 @@ def _price(portal: Portal, gpus: Gpus) -> str:
     """The model of this machine's GPUs, with a price on it."""
     model = SIMULATED_MODEL
     if not gpus.simulated:
-        model = portal.manage("shell", "-c", "from nodes.models import Gpu; print(Gpu.objects.present().first().model)").strip()
+        model = portal.manage(
+            "shell", "-c", "from nodes.models import Gpu; print(Gpu.objects.present().first().model)"
+        ).strip()
     portal.manage("set_price", model, PRICE, "--if-missing")
     return model
 
 
 def use(
-    options: argparse.Namespace, portal: Portal, node: Node, renter: Renter, lease_id: str, key: Path, since: float, screen: Screen
+    options: argparse.Namespace,
+    portal: Portal,
+    node: Node,
+    renter: Renter,
+    lease_id: str,
+    key: Path,
+    since: float,
+    screen: Screen,
 ) -> dict[str, Any]:
     """Follow the lease to ready, work in it over SSH, release it, read the receipt; the facts."""
     _, ms = renter.follow(lease_id, "started_at", since=since)
@@ -199,9 +210,13 @@ def use(
     renter.call("POST", f"leases/{lease_id}/stop")
     _, ms = renter.follow(lease_id, "stop_requested_at", since=since)
     screen.step("released", "released by the renter, charging ended", ms)
-    wait_until("The end of the lease", lambda: renter.call("GET", f"leases/{lease_id}")["state"] == "ended", seconds=120)
+    wait_until(
+        "The end of the lease", lambda: renter.call("GET", f"leases/{lease_id}")["state"] == "ended", seconds=120
+    )
     screen.step("cleaned", "stopped and cleaned, devices free again", (time.monotonic() - since) * 1000)
-    found = facts.lease_facts(renter.call("GET", f"leases/{lease_id}"), renter.call("GET", f"leases/{lease_id}/receipt"))
+    found = facts.lease_facts(
+        renter.call("GET", f"leases/{lease_id}"), renter.call("GET", f"leases/{lease_id}/receipt")
+    )
     found |= {
         "node_ids": [node.node_id],
         "devices_db": in_database,
@@ -220,7 +235,9 @@ def verify(found: dict[str, Any], deviations: list[str]) -> None:
     """The demo fails when what it shows is not so."""
     wrong = []
     if found["devices_db"] != found["devices_container"]:
-        wrong.append(f"devices differ: {found['devices_db']} in the database, {found['devices_container']} in the container")
+        wrong.append(
+            f"devices differ: {found['devices_db']} in the database, {found['devices_container']} in the container"
+        )
     if found["ticks"] != found["receipt_ticks"]:
         wrong.append(f"the receipt says {found['receipt_ticks']} ticks, the seconds make {found['ticks']}")
     if found["ssh"] != "ok":
@@ -235,8 +252,12 @@ def verify(found: dict[str, Any], deviations: list[str]) -> None:
 
 def report(screen: Screen, found: dict[str, Any], currency: str) -> None:
     """The receipt and the proofs in words."""
-    screen.say(f"\n  receipt: {found['seconds']} s × {found['units']} × {found['price_uusd_per_hour'] / 1e6:.6f} {currency}/h")
-    screen.say(f"           = {found['receipt_ticks']} ticks = {found['receipt_ticks'] / 3600e6:.6f} {currency}, {found['end_reason']}")
+    screen.say(
+        f"\n  receipt: {found['seconds']} s × {found['units']} × {found['price_uusd_per_hour'] / 1e6:.6f} {currency}/h"
+    )
+    screen.say(
+        f"           = {found['receipt_ticks']} ticks = {found['receipt_ticks'] / 3600e6:.6f} {currency}, {found['end_reason']}"
+    )
     screen.say(f"  devices: {', '.join(found['devices_container'])} (seen by {found['devices_source']})")
     screen.say("  left behind: nothing")
 

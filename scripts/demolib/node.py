@@ -82,7 +82,9 @@ class Node:
             if identity["identity"]["node_id"] in known and identity["options"].get("ssh_port") == port:
                 self.node_id = identity["identity"]["node_id"]
                 return
-        made = json.loads(self.portal.manage("add_node", NAME, "--ssh-host", "localhost", "--ssh-port", str(port), "--json"))
+        made = json.loads(
+            self.portal.manage("add_node", NAME, "--ssh-host", "localhost", "--ssh-port", str(port), "--json")
+        )
         done = subprocess.run(
             [sys.executable, "-m", "nodes.agent", "enrol", "--portal", f"http://127.0.0.1:{self.portal.port}",
              "--token", made["enrolment_token"], "--ssh-host", "localhost", "--ssh-port", str(port), *self._directories()],
@@ -97,7 +99,15 @@ class Node:
         found = subprocess.run(["id", GATEWAY_USER], capture_output=True, check=False)
         if found.returncode:
             subprocess.run(
-                ["useradd", "--system", "--user-group", "--no-create-home", "--shell", "/usr/sbin/nologin", GATEWAY_USER],
+                [
+                    "useradd",
+                    "--system",
+                    "--user-group",
+                    "--no-create-home",
+                    "--shell",
+                    "/usr/sbin/nologin",
+                    GATEWAY_USER,
+                ],
                 check=True,
                 capture_output=True,
             )

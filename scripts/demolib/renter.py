@@ -63,7 +63,11 @@ class Renter:
                 for part in parts:
                     if part.get_content_type() == "text/plain":
                         body = part.get_payload(decode=True)
-                        found.extend(re.findall(r"https?://\S+/confirm-email/\S+", body.decode() if isinstance(body, bytes) else ""))
+                        found.extend(
+                            re.findall(
+                                r"https?://\S+/confirm-email/\S+", body.decode() if isinstance(body, bytes) else ""
+                            )
+                        )
             return bool(found)
 
         wait_until("The verification mail", arrived, seconds=20)
@@ -93,7 +97,9 @@ class Renter:
         answer = self.api.request(method, f"{self.base}/api/v1/{path}", json=body, timeout=20)
         content: dict[str, Any] = answer.json()
         if not answer.ok:
-            raise DemoError(f"{method} /api/v1/{path}: {answer.status_code} {content.get('code')}: {content.get('detail')}")
+            raise DemoError(
+                f"{method} /api/v1/{path}: {answer.status_code} {content.get('code')}: {content.get('detail')}"
+            )
         return content
 
     def follow(self, lease_id: str, until: str, *, since: float, seconds: float = 120) -> tuple[dict[str, Any], float]:
@@ -106,7 +112,9 @@ class Renter:
             if lease["state"] == "ended":
                 raise DemoError(f"The lease ended: {lease['end_reason']} {lease.get('end_detail', '')}")
             time.sleep(0.02)
-        raise DemoError(f"{until} was not set within {seconds:.0f} s; the lease is {lease['state']} ({lease.get('progress', '')}).")
+        raise DemoError(
+            f"{until} was not set within {seconds:.0f} s; the lease is {lease['state']} ({lease.get('progress', '')})."
+        )
 
     # --- OpenSSH ------------------------------------------------------------------------------------------------------
     def ssh(self, lease: dict[str, Any], key: Path, command: str) -> str:

@@ -1,0 +1,5 @@
+"""Pages of rentals."""
+
+from django.urls import URLPattern
+
+urlpatterns: list[URLPattern] = []
