@@ -1,7 +1,5 @@
 """Which static files are collected. In INSTALLED_APPS `portal.staticfiles.StaticFiles` replaces Django's own."""
 
-from typing import ClassVar
-
 from django.contrib.staticfiles.apps import StaticFilesConfig
 from django.core import checks
 
@@ -12,7 +10,7 @@ class StaticFiles(StaticFilesConfig):
     """Leaves out what no page loads, and checks the front-end packages at start."""
 
     # The npm packages bring builds for every taste; a page loads one of each. Cuts collectstatic from 900 files to 250.
-    ignore_patterns: ClassVar[list[str]] = [
+    ignore_patterns = [
         *StaticFilesConfig.ignore_patterns,
         *("*rtl*", "*.esm*", "*.mjs", "*.d.ts", "editors", "skills", "scripts", "htmax*", "htmx.js"),
         *("uPlot.js", "uPlot.cjs*", "bootstrap.css*", "bootstrap.min*", "bootstrap-grid*"),

@@ -6,7 +6,7 @@ The library is a template builtin (settings), so no `{% load %}` is needed.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
@@ -19,28 +19,15 @@ from django.template import Context
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.formats import date_format, get_format
+from django.utils.functional import Promise
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import get_language, gettext, gettext_lazy, pgettext
 
-from portal import formatting, icons
+from portal import drawings, formatting, icons
 
 register = template.Library()
 
-# One shape per state, 12 x 12, so that colour never carries the meaning alone.
-_GLYPHS: Mapping[str, str] = {
-    "requested": '<circle cx="6" cy="6" r="4.5" fill="none" stroke="currentColor" stroke-width="1.6" '
-    'stroke-dasharray="2 2.2"/>',
-    "assigned": '<circle cx="6" cy="6" r="4.5" fill="none" stroke="currentColor" stroke-width="1.6"/>'
-    '<path d="M6 1.5a4.5 4.5 0 0 1 0 9z" fill="currentColor"/>',
-    "starting": '<path d="M10.5 6A4.5 4.5 0 1 1 6 1.5" fill="none" stroke="currentColor" stroke-width="1.8" '
-    'stroke-linecap="round"/>',
-    "running": '<circle cx="6" cy="6" r="5" fill="currentColor"/><path class="hole" d="M4.9 3.9 8.2 6 4.9 8.1z"/>',
-    "stopping": '<path d="M6 1.5A4.5 4.5 0 1 1 1.5 6" fill="none" stroke="currentColor" stroke-width="1.8" '
-    'stroke-linecap="round"/>',
-    "ended": '<rect x="2" y="2" width="8" height="8" rx="1.6" fill="currentColor"/>',
-    "interrupted": '<path d="M6 .8 11.2 6 6 11.2.8 6z" fill="currentColor"/>',
-}
 _STATE_WORDS = {
     "requested": gettext_lazy("Requested"),
     "assigned": gettext_lazy("Assigned"),
@@ -52,7 +39,6 @@ _STATE_WORDS = {
 }
 _METER_WARN, _METER_BAD = 80, 95
 _AVAIL_BARS, _AVAIL_WIDTH, _AVAIL_GAP = 8, 52.0, 1.5
-_RIBBON_LEAST = 3.0  # per cent of the width; thinner stretches would vanish
 
 
 def _style() -> formatting.Style:
@@ -246,7 +232,7 @@ def icon(name: str) -> SafeString:
 @register.simple_tag
 def glyph(state: str) -> SafeString:
     """The shape of a lease state, without word or colour."""
-    return mark_safe(f'<svg viewBox="0 0 12 12" aria-hidden="true">{_GLYPHS[state]}</svg>')  # noqa: S308 - our own table
+    return mark_safe(f'<svg viewBox="0 0 12 12" aria-hidden="true">{drawings.GLYPHS[state]}</svg>')  # noqa: S308 - our own table
 
 
 @register.simple_tag(name="state")
@@ -317,22 +303,12 @@ def ribbon(stretches: Iterable[Any], label: str) -> dict[str, Any]:
     """
     spans = [(str(_of(s, "kind")), int(_of(s, "seconds"))) for s in stretches]
     spans = [span for span in spans if span[1] > 0]
-    widths, widened = _ribbon_widths([seconds for _, seconds in spans])
+    widths, widened = drawings.ribbon_widths([seconds for _, seconds in spans])
     bars, x = [], 0.0
     for (kind, _), width in zip(spans, widths, strict=True):
         bars.append({"kind": kind, "x": f"{x:.3f}", "width": f"{width:.3f}"})
         x += width
     return {"bars": bars, "label": label, "widened": widened}
-
-
-def _ribbon_widths(seconds: Sequence[int]) -> tuple[list[float], bool]:
-    """Widths in per cent that sum to 100, none below the least; True when that changed the scale."""
-    total = sum(seconds)
-    if not total:
-        return [], False
-    exact = [100 * s / total for s in seconds]
-    raised = [max(_RIBBON_LEAST, width) for width in exact]
-    return [100 * width / sum(raised) for width in raised], min(exact) < _RIBBON_LEAST
 
 
 @register.inclusion_tag("components/timeline.html")
@@ -395,21 +371,24 @@ def site_name() -> str:
     return str(settings.SITE_NAME)
 
 
+# url name, words, icon, what the url names of its pages start with
+_Page = tuple[str, str | Promise, str, tuple[str, ...]]
+_PUBLIC_PAGES: list[_Page] = [("catalog", gettext_lazy("GPUs"), "cpu", ("catalog", "rent"))]
+_PRIVATE_PAGES: list[_Page] = [
+    ("leases", gettext_lazy("Leases"), "square-terminal", ("lease",)),
+    ("balance", gettext_lazy("Billing"), "receipt-text", ("balance", "receipt")),
+    ("ssh-keys", gettext_lazy("Access"), "key-round", ("ssh-key", "api-token")),
+]
+
+
 @register.simple_tag(takes_context=True)
 def nav_items(context: Context) -> list[dict[str, Any]]:
     """The main navigation, once for the bar at the top and the one at the bottom of a phone."""
-    entries = [("catalog", gettext("GPUs"), "cpu", ("catalog", "rent"))]
-    user = context.get("user")
-    if user is not None and user.is_authenticated:
-        entries += [
-            ("leases", gettext("Leases"), "square-terminal", ("lease",)),
-            ("balance", gettext("Billing"), "receipt-text", ("balance", "receipt")),
-            ("ssh-keys", gettext("Access"), "key-round", ("ssh-key", "api-token")),
-        ]
+    signed_in = getattr(context.get("user"), "is_authenticated", False)
     here = _url_name(context.get("request"))
     return [
         {"url": reverse(name), "label": label, "icon": picture, "current": here.startswith(prefixes)}
-        for name, label, picture, prefixes in entries
+        for name, label, picture, prefixes in [*_PUBLIC_PAGES, *(_PRIVATE_PAGES if signed_in else [])]
     ]
 
 

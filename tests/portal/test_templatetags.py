@@ -15,7 +15,8 @@ from django.test import override_settings
 from django.utils import translation
 
 from portal import icons
-from portal.templatetags.lessor import _ribbon_widths, _style_for
+from portal.drawings import ribbon_widths
+from portal.templatetags.lessor import _style_for
 
 NOW = 1_764_600_000
 
@@ -120,8 +121,8 @@ def test_one_free_gpu_of_many_still_lights_a_bar(free: int, total: int, lit: int
 
 
 def test_a_ribbon_fills_its_width_and_says_when_it_is_not_to_scale() -> None:
-    assert _ribbon_widths([50, 150]) == ([25.0, 75.0], False)
-    widths, widened = _ribbon_widths([1, 100_000])
+    assert ribbon_widths([50, 150]) == ([25.0, 75.0], False)
+    widths, widened = ribbon_widths([1, 100_000])
     assert sum(widths) == pytest.approx(100)
     assert widths[0] > 2
     assert widened
@@ -203,7 +204,7 @@ def test_missing_packages_are_one_error_with_the_command_that_helps(tmp_path: Pa
 def test_every_icon_and_stylesheet_named_in_our_templates_exists() -> None:
     assert icons.check_packages(None) + icons.check_icons(None) == []
     head = (settings.BASE_DIR / "templates/_head.html").read_text()
-    for sheet in (settings.BASE_DIR / "static/css").rglob("*.css"):
+    for sheet in (settings.BASE_DIR / "static/css/components").glob("*.css"):
         assert f'"{sheet.relative_to(settings.BASE_DIR / "static")}"' in head
 
 
