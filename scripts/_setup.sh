@@ -135,8 +135,9 @@ _setup_find_python() {
 
 _setup_venv() {
     local python=$1 lock=$2
+    # --no-deps: the lock names everything, so there is nothing to resolve
     [ -x .venv/bin/python ] && _setup_python_fits .venv/bin/python || "$python" -m venv --clear .venv
-    .venv/bin/python -m pip --disable-pip-version-check install --quiet --require-hashes -r "$lock"
+    .venv/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --require-hashes -r "$lock"
 }
 
 # setup_python LOCK: .venv with exactly what the lock file names

@@ -1,1 +1,1 @@
-"""What ``scripts/demo`` does after the set-up: start Lessor, enrol this machine, rent a GPU through the public interfaces."""
+"""What ``scripts/demo`` does after the set-up: start Lessor, enrol this machine, rent a GPU."""

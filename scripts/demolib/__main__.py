@@ -133,9 +133,8 @@ def run(options: argparse.Namespace, var: Path, processes: Processes, screen: Sc
 
 def _sells(processes: Processes, portal: Portal, node: Node) -> bool:
     processes.check()
-    code = f"from nodes.models import Node; n = Node.objects.get(pk={node.node_id!r}); print(n.status(), n.preflight_checks)"
-    status = portal.manage("shell", "-c", code).strip()
-    return status.startswith("ready")
+    code = f"from nodes.models import Node; print(Node.objects.get(pk={node.node_id!r}).status())"
+    return portal.manage("shell", "-c", code).strip() == "ready"
 
 
 def _operator(portal: Portal) -> str:
@@ -158,7 +157,7 @@ def main_job(options: argparse.Namespace, portal: Portal, node: Node, gpus: Gpus
         key = renter.add_key()
     with screen.timed("token", "API token made"):
         renter.create_token()
-    model = _price(portal, gpus)
+    model = _price(portal, renter, gpus)
     portal.manage("top_up", address, TOP_UP, "--reference", f"demo {address}")
     offer = next(o for o in renter.call("GET", "offers")["results"] if o["gpu_model"] == model)
     count = min(options.gpus, offer["free_count"])
@@ -174,14 +173,15 @@ def main_job(options: argparse.Namespace, portal: Portal, node: Node, gpus: Gpus
     return {"facts": facts_found, "address": address, "password": password}
 
 
-def _price(portal: Portal, gpus: Gpus) -> str:
+def _price(portal: Portal, renter: Renter, gpus: Gpus) -> str:
     """The model of this machine's GPUs, with a price on it."""
     model = SIMULATED_MODEL
     if not gpus.simulated:
         model = portal.manage(
             "shell", "-c", "from nodes.models import Gpu; print(Gpu.objects.present().first().model)"
         ).strip()
-    portal.manage("set_price", model, PRICE, "--if-missing")
+    if not any(o["prices"] for o in renter.call("GET", "offers")["results"] if o["gpu_model"] == model):
+        portal.manage("set_price", model, PRICE)
     return model
 
 
@@ -255,9 +255,7 @@ def report(screen: Screen, found: dict[str, Any], currency: str) -> None:
     screen.say(
         f"\n  receipt: {found['seconds']} s × {found['units']} × {found['price_uusd_per_hour'] / 1e6:.6f} {currency}/h"
     )
-    screen.say(
-        f"           = {found['receipt_ticks']} ticks = {found['receipt_ticks'] / 3600e6:.6f} {currency}, {found['end_reason']}"
-    )
+    screen.say(f"           = {found['receipt_ticks']} ticks = {found['receipt_ticks'] / 3600e6:.6f} {currency}")
     screen.say(f"  devices: {', '.join(found['devices_container'])} (seen by {found['devices_source']})")
     screen.say("  left behind: nothing")
 

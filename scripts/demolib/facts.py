@@ -60,7 +60,7 @@ def _docker(socket: Path, *arguments: str) -> str:
 
 
 def lease_facts(lease: dict[str, Any], receipt: dict[str, Any]) -> dict[str, Any]:
-    """The money of the finished lease: ``ticks`` computed from the order, ``receipt_ticks`` as the receipt sums them."""
+    """The money of the finished lease: ``ticks`` from the order, ``receipt_ticks`` as the receipt has it."""
     seconds = sum(line["seconds"] for line in receipt["lines"])
     price = lease["price_micros_per_hour"]
     return {

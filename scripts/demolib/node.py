@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import subprocess
 import sys
 from pathlib import Path
@@ -39,7 +40,7 @@ class Node:
         self.processes.start(
             "gateway",
             [sys.executable, "-m", "nodes.gateway", "--run", str(self.run), "--state", str(self.state),
-             "--host", "0.0.0.0", "--port", str(port), "--user", GATEWAY_USER],
+             "--host", "127.0.0.1", "--port", str(port), "--user", GATEWAY_USER],
             {"PYTHONPATH": str(ROOT)},
         )  # fmt: skip
         wait_until("the SSH gateway", lambda: self._alive() and accepts(port))
@@ -60,7 +61,7 @@ class Node:
     def _options(self) -> list[str]:
         return [
             "--docker-socket", str(self.docker_socket),
-            "--bundle", str(self.portal.var / "bundle"),
+            "--bundle", str(ROOT / "var" / "bundle"),
             "--workspace-image", "lessor/workspace:1",
             "--gateway-group", GATEWAY_USER,
         ]  # fmt: skip
@@ -76,18 +77,21 @@ class Node:
 
     def _enrol(self, port: int) -> None:
         record = self.state / "agent.json"
-        known = self.portal.manage("shell", "-c", _NODE_IDS).split()
+        known = dict(line.split() for line in self.portal.manage("shell", "-c", _NODES).splitlines())
         if record.exists():
             identity = json.loads(record.read_text())
             if identity["identity"]["node_id"] in known and identity["options"].get("ssh_port") == port:
                 self.node_id = identity["identity"]["node_id"]
                 return
+        # A name whose machine we have lost the identity of stays with that row: a new row inherits nothing.
+        name = NAME if NAME not in known.values() else f"{NAME}-{secrets.token_hex(3)}"
         made = json.loads(
-            self.portal.manage("add_node", NAME, "--ssh-host", "localhost", "--ssh-port", str(port), "--json")
+            self.portal.manage("add_node", name, "--ssh-host", "localhost", "--ssh-port", str(port), "--json")
         )
         done = subprocess.run(
             [sys.executable, "-m", "nodes.agent", "enrol", "--portal", f"http://127.0.0.1:{self.portal.port}",
-             "--token", made["enrolment_token"], "--ssh-host", "localhost", "--ssh-port", str(port), *self._directories()],
+             "--token", made["token"], "--ssh-host", "localhost", "--ssh-port", str(port),
+             *self._directories()],
             cwd=ROOT, env={**os.environ, **self.gpus.env}, capture_output=True, text=True, check=False,
         )  # fmt: skip
         if done.returncode:
@@ -113,4 +117,4 @@ class Node:
             )
 
 
-_NODE_IDS = "from nodes.models import Node; print(*Node.objects.alive().values_list('id', flat=True))"
+_NODES = "from nodes.models import Node\nfor node in Node.objects.filter(revoked_at=None): print(node.pk, node.name)"

@@ -68,7 +68,7 @@ class Processes:
         self._running: list[tuple[str, subprocess.Popen[bytes], IO[bytes]]] = []
 
     def end_leftovers(self) -> None:
-        """End what an earlier demo left behind when it was killed: only pids it wrote down, only if still the same program."""
+        """End what an earlier demo left behind when it was killed: pids it wrote down, if still the same program."""
         for record in sorted(self.run.glob("*.pid"), reverse=True):
             pid_text, _, started = record.read_text().partition(" ")
             pid = int(pid_text)

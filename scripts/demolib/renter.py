@@ -79,13 +79,13 @@ class Renter:
         if not key.exists():
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "demo", "-f", str(key)], check=True)
         public = key.with_suffix(".pub").read_text()
-        self._form("/access/keys/", {"name": "demo", "line": public}, expect="SHA256:")
+        self._form("/access/keys/", {"name": "demo", "public_key": public}, expect="SHA256:")
         return key
 
     def create_token(self) -> None:
         """Create an API token on the page and keep the secret that is shown once."""
         scopes = ["offers:read", "leases:read", "leases:write", "keys:read", "billing:read"]
-        answer = self._form("/access/tokens/", {"name": "demo", "scopes": scopes, "expires": "30"})
+        answer = self._form("/access/tokens/", {"name": "demo", "scopes": scopes, "ends": "30"})
         found = re.search(r"lsr_[A-Za-z0-9_-]+", html.unescape(answer.text))
         if not found:
             raise DemoError("The page did not show the new token.")
@@ -123,7 +123,8 @@ class Renter:
         known.write_text(lease["ssh"]["known_hosts"] + "\n")
         done = subprocess.run(
             ["ssh", "-i", str(key), "-p", str(lease["ssh"]["port"]), "-o", "IdentitiesOnly=yes", "-o", "BatchMode=yes",
-             "-o", f"UserKnownHostsFile={known}", "-o", "GlobalKnownHostsFile=/dev/null", "-o", "StrictHostKeyChecking=yes",
+             "-o", f"UserKnownHostsFile={known}", "-o", "GlobalKnownHostsFile=/dev/null",
+             "-o", "StrictHostKeyChecking=yes",
              "-o", "ConnectTimeout=10", f"{lease['ssh']['user']}@{lease['ssh']['host']}", command],
             capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Command-line entry points of the repository and what they are made of."""
