@@ -126,7 +126,7 @@ class _Reader:
         when = self.data.get("when")
         if when == "queue":
             self.wrong("when", 'queueing is not offered yet; "now" is accepted.')
-        elif when not in {None, "now"}:
+        elif when is not None and when != "now":
             self.wrong("when", '"now" is accepted.')
 
     def plan(self) -> str:
@@ -135,7 +135,7 @@ class _Reader:
             return Plan.ON_DEMAND.value
         if plan == Plan.RESERVED:
             self.wrong("plan", "reservations are not offered yet; on_demand and spot are.")
-        elif plan not in {Plan.ON_DEMAND.value, Plan.SPOT.value}:
+        elif plan not in (Plan.ON_DEMAND.value, Plan.SPOT.value):
             self.wrong("plan", "on_demand or spot is accepted.")
         else:
             return str(plan)

@@ -1,4 +1,4 @@
-"""A renter who can order: key, money, a node with eight priced GPUs. No Redis: publishing is off unless a test wants it."""
+"""A renter who can order: key, money, a node with eight priced GPUs. Publishing is off unless a test wants it."""
 
 from __future__ import annotations
 

@@ -141,9 +141,8 @@ def test_an_unexpired_quote_keeps_its_price_and_an_expired_one_names_the_new_one
     make.make_price(on_demand=5_000_000)
     lease, _ = services.request_lease(tenant=tenant, actor=Actor.of_user(renter), quote_token=early)
     assert lease.price_micros_per_hour == 2_490_000
-    with time_machine.travel(timezone.now() + timedelta(seconds=301)):
-        with pytest.raises(OfferChanged) as refused:
-            services.request_lease(tenant=tenant, actor=Actor.of_user(renter), quote_token=late)
+    with time_machine.travel(timezone.now() + timedelta(seconds=301)), pytest.raises(OfferChanged) as refused:
+        services.request_lease(tenant=tenant, actor=Actor.of_user(renter), quote_token=late)
     assert refused.value.extra["price_micros_per_hour"] == 5_000_000
     assert Lease.objects.count() == Hold.objects.count() == 1
 
@@ -164,9 +163,8 @@ def test_a_board_with_less_memory_than_was_quoted_does_not_serve_the_order(
 def test_a_token_that_is_no_quote_of_ours_is_refused(renter: User, tenant: Tenant, node: Node, spoil: str) -> None:
     token = a_quote(renter, tenant)
     middle = len(token) // 2
-    bad = (
-        token[:middle] + ("A" if token[middle] != "A" else "B") + token[middle + 1 :] if spoil == "tampered" else spoil
-    )
+    other = "A" if token[middle] != "A" else "B"
+    bad = token[:middle] + other + token[middle + 1 :] if spoil == "tampered" else spoil
     with pytest.raises(InvalidInput) as refused:
         services.request_lease(tenant=tenant, actor=Actor.of_user(renter), quote_token=bad)
     assert refused.value.code == "invalid_quote"
