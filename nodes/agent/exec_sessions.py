@@ -50,15 +50,12 @@ class SessionStore:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def save(self, session: Session) -> None:
-        """Write a session whose first process is known."""
-        if session.leader is None:
-            return
+        """Write a session, before it is started and again when its first process is known."""
         facts = {
             "lease": session.lease_id,
             "container": session.container_id,
             "tty": session.tty,
-            "pid": session.leader.pid,
-            "start_ticks": session.leader.start_ticks,
+            "leader": None if session.leader is None else [session.leader.pid, session.leader.start_ticks],
         }
         path = self._directory / session.id
         draft = path.with_suffix(".new")
@@ -70,14 +67,13 @@ class SessionStore:
         (self._directory / session_id).unlink(missing_ok=True)
 
     def load(self) -> list[Session]:
-        """The remembered sessions whose first process still runs; the others are forgotten."""
+        """The remembered sessions, but those whose first process has ended, which are forgotten."""
         sessions = []
         for path in sorted(self._directory.iterdir()):
             session = _read(path)
-            if session is None or session.leader is None or not is_alive(session.leader):
+            if session is None or (session.leader is not None and not is_alive(session.leader)):
                 path.unlink(missing_ok=True)
                 continue
-            session.appeared.set()
             sessions.append(session)
         return sessions
 
@@ -85,7 +81,7 @@ class SessionStore:
 def _read(path: Path) -> Session | None:
     try:
         facts = json.loads(path.read_text())
-        leader = Leader(int(facts["pid"]), int(facts["start_ticks"]))
+        leader = None if facts["leader"] is None else Leader(*map(int, facts["leader"]))
         return Session(path.name, str(facts["lease"]), str(facts["container"]), bool(facts["tty"]), leader)
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -100,21 +96,30 @@ class SessionKeeper:
         self._threads = threads
         self.sessions: dict[str, Session] = {session.id: session for session in store.load()}
 
-    async def adopt(self, session: Session) -> None:
-        """Take up a session just started and find its first process; the engine answers "started" a moment before there is one."""
+    def announce(self, session: Session) -> None:
+        """Remember a session that is about to be started: should the agent die in between, its successor will find it."""
         self.sessions[session.id] = session
+        self._store.save(session)
+
+    async def adopt(self, session: Session) -> None:
+        """Follow a session from now on. The engine says "started" a moment before there is a process, so look for it."""
         try:
-            await self._run(self._await_leader, session)
+            if session.leader is None:
+                await self._run(self._await_leader, session)
         except EngineError:
             session.leader = None  # nothing to follow; `wait` asks the engine
         finally:
             session.appeared.set()
 
-    async def exit_code(self, session: Session) -> int:
-        """Wait until its first process has ended; the exit code, 255 where the engine no longer knows it."""
+    async def process_end(self, session: Session) -> None:
+        """Wait until its first process has ended. The kernel says so before the engine does, which empties the pipes first."""
         await session.appeared.wait()
         if session.leader is not None:
             await _process_end(session.leader)
+
+    async def exit_code(self, session: Session) -> int:
+        """Wait until its first process has ended; the exit code, 255 where the engine no longer knows it."""
+        await self.process_end(session)
         code = await self._settled_exit_code(session.id)
         self.forget(session)
         return code

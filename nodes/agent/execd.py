@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 MAX_REQUEST_BYTES = 256 * 1024
 REQUEST_LIMIT_S = 10.0  # a request is one line; who connects and says nothing is dropped
+WIND_DOWN_LIMIT_S = 5.0
 ATTACH_LIMIT_S = 15.0  # after a restart, sessions nobody takes over within this time are closed
 MAX_SIDE = 4096  # characters; larger terminals are not asked for by people
 SIGNALS = {"HUP", "INT", "QUIT", "KILL", "TERM", "USR1", "USR2", "ALRM", "CONT", "STOP", "TSTP", "WINCH"}
@@ -80,10 +81,13 @@ class Execd:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._starting: set[asyncio.Future[Any]] = set()
+        self._stopping = False
 
     def start(self) -> None:
         """Bind and serve from now on, in the background."""
         listener = _listen(self._socket_path, self._group)
+        self._stopping = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, args=(self._loop, listener), name="execd", daemon=True)
         self._thread.start()
@@ -92,7 +96,7 @@ class Execd:
         """Stop serving. Returns when the thread has ended; sessions go on."""
         if self._loop is None or self._thread is None:
             return
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        asyncio.run_coroutine_threadsafe(self._wind_down(self._loop), self._loop)
         self._thread.join()
         self._loop = self._thread = None
 
@@ -115,6 +119,13 @@ class Execd:
             self._threads.shutdown(wait=True, cancel_futures=True)
             loop.close()
 
+    async def _wind_down(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Let sessions that are being started come up, so that their gateway gets its answer; then stop."""
+        self._stopping = True
+        if self._starting:
+            await asyncio.wait(self._starting, timeout=WIND_DOWN_LIMIT_S)
+        loop.stop()
+
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         assert self._loop is not None  # noqa: S101  set by start, before the thread runs
         task = self._loop.create_task(work)
@@ -128,7 +139,7 @@ class Execd:
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        while True:
+        while not self._stopping:
             try:
                 connection, _ = await loop.sock_accept(listener)
             except OSError as error:  # out of descriptors, say: the next one may go through
@@ -140,6 +151,7 @@ class Execd:
     async def _close_unattached(self, inherited: list[Session]) -> None:
         if not inherited:
             return
+        await asyncio.gather(*map(self._keeper.adopt, inherited))
         await asyncio.sleep(ATTACH_LIMIT_S)
         for session in inherited:
             if session.holder is None and session.id in self._keeper.sessions:
@@ -208,15 +220,27 @@ class Execd:
         except OSError as error:
             raise RefusedError("not_running", f"lease {container.lease_id} is not running") from error
         argv = command_line(kind=kind, command=command, rows=rows, cols=cols)
+        starting = asyncio.ensure_future(self._start(connection, container, argv, env, tty=tty))
+        self._starting.add(starting)
+        starting.add_done_callback(self._starting.discard)
+        return await starting
+
+    async def _start(
+        self, connection: socket.socket, container: RunningContainer, argv: list[str], env: list[str], *, tty: bool
+    ) -> Session:
         exec_id = await self._blocking(self._engine.create, container.container_id, argv=argv, env=env, tty=tty)
-        stream = await self._blocking(self._engine.start, exec_id, tty=tty)
         session = Session(exec_id, container.lease_id, container.container_id, tty, holder=connection)
+        self._keeper.announce(session)
+        try:
+            stream = await self._blocking(self._engine.start, exec_id, tty=tty)
+        except EngineError:
+            self._keeper.forget(session)
+            raise
         self._spawn(self._keeper.adopt(session))
         with stream:
-            self._keeper.sessions[exec_id] = session
             try:
                 _send(connection, {"ok": True, "session": exec_id}, stream)
-            except OSError:  # the gateway is gone; holding the closed connection ends the session
+            except OSError:  # the gateway is gone; holding its closed connection ends the session
                 log.info("the gateway left while a session of %s was starting", container.lease_id)
         return session
 
@@ -246,8 +270,11 @@ class Execd:
             await self._keeper.end(session)
             _send(connection, {"ok": True})
             return None
+        if operation == "ended":
+            await self._until(connection, self._keeper.process_end(session), lambda _: {})
+            return None
         if operation == "wait":
-            await self._wait(connection, session)
+            await self._until(connection, self._keeper.exit_code(session), lambda code: {"exit_code": code})
             return None
         await self._container_of(session)
         if operation == "attach":
@@ -263,7 +290,7 @@ class Execd:
         operation, exec_id = request.get("op"), _text(request, "session")
         if not exec_id.isalnum():
             raise RefusedError("bad_request", "session is not the id of a session")
-        if operation == "close":
+        if operation in {"close", "ended"}:
             _send(connection, {"ok": True})
             return
         if operation != "wait":
@@ -271,13 +298,19 @@ class Execd:
         state = await self._blocking(self._engine.inspect, exec_id)
         _send(connection, {"ok": True, "exit_code": 255 if state.exit_code is None else state.exit_code})
 
-    async def _wait(self, connection: socket.socket, session: Session) -> None:
-        waiting = asyncio.ensure_future(self._keeper.exit_code(session))
+    async def _until(
+        self,
+        connection: socket.socket,
+        event: Coroutine[Any, Any, Result],
+        facts: Callable[[Result], Request],
+    ) -> None:
+        """Answer when `event` has come, or give up when the asker has gone."""
+        waiting = asyncio.ensure_future(event)
         gone = asyncio.ensure_future(_await_close(connection))
         try:
             await asyncio.wait({waiting, gone}, return_when=asyncio.FIRST_COMPLETED)
             if waiting.done():
-                _send(connection, {"ok": True, "exit_code": waiting.result()})
+                _send(connection, {"ok": True, **facts(waiting.result())})
         finally:
             # Awaited, not only cancelled: a pending read gives up its descriptor's number when its task ends, and by
             # then the number could belong to somebody else's connection.
@@ -298,7 +331,7 @@ class Execd:
             if session.leader is None or not signal_group(session.leader, signal.Signals[f"SIG{name}"]):
                 raise RefusedError("failed", "the session has ended")
         else:
-            raise RefusedError("bad_request", "op is none of resize, signal, wait, close, attach")
+            raise RefusedError("bad_request", "op is none of resize, signal, ended, wait, close, attach")
 
     async def _container_of(self, session: Session) -> None:
         container = await self._container(session.lease_id)

@@ -50,15 +50,15 @@ class ExecdClient:
         return inside
 
     async def control(self, session: str, operation: str, **facts: str | int) -> dict[str, Any]:
-        """Steer a session; the answer. "wait" takes as long as the session does, also across a restart of the agent."""
+        """Steer a session; the answer. "ended" and "wait" take as long as the session does, across restarts of the agent."""
         request = {"verb": "control", "session": session, "op": operation, **facts}
-        limit = None if operation == "wait" else ANSWER_LIMIT_S
+        patient = operation in {"ended", "wait"}
         while True:
-            with await self._dial(None if operation == "wait" else AWAY_LIMIT_S) as connection:
+            with await self._dial(None if patient else AWAY_LIMIT_S) as connection:
                 try:
-                    answer, _ = await asyncio.wait_for(_ask(connection, request), limit)
+                    answer, _ = await asyncio.wait_for(_ask(connection, request), None if patient else ANSWER_LIMIT_S)
                 except ExecdError as error:
-                    if error.code != "unavailable" or operation != "wait":
+                    if error.code != "unavailable" or not patient:
                         raise
                 else:
                     return answer

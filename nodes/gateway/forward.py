@@ -29,6 +29,7 @@ class LeaseForward(asyncssh.SSHTCPSession[bytes]):
         self._channel: asyncssh.SSHTCPChannel[bytes]
         self._pipe: Pipe | None = None
         self._task: asyncio.Task[None] | None = None
+        self._client_done = asyncio.Event()
 
     async def reach(
         self, execd: ExecdClient, lease_id: str, host: str, port: int, channel: asyncssh.SSHTCPChannel[bytes]
@@ -60,6 +61,7 @@ class LeaseForward(asyncssh.SSHTCPSession[bytes]):
 
     def eof_received(self) -> bool:
         """The client's direction is done; the other may go on."""
+        self._client_done.set()
         if self._pipe is not None:
             self._pipe.write_eof()
         return True
@@ -78,11 +80,17 @@ class LeaseForward(asyncssh.SSHTCPSession[bytes]):
         """The channel is closed."""
         if self._pipe is not None:
             self._pipe.close()
+        if self._task is not None:
+            self._task.cancel()
         self._ended(self)
 
     async def _until_closed(self, pipe: Pipe) -> None:
+        """Over when both directions have ended, each by itself, or the lease's side broke off."""
         await pipe.ended.wait()
         if not self._channel.is_closing():
             self._channel.write_eof()
-        await pipe.closed.wait()
+        halves = {asyncio.ensure_future(event.wait()) for event in (pipe.closed, self._client_done)}
+        _, waiting = await asyncio.wait(halves, return_when=asyncio.FIRST_COMPLETED)
+        for half in waiting:
+            half.cancel()
         self._channel.close()

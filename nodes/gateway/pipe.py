@@ -11,6 +11,8 @@ from asyncssh import EXTENDED_DATA_STDERR, SSHServerChannel, SSHTCPChannel
 from nodes.gateway.frames import STDERR, FrameError, FrameParser
 
 WRITE_BUFFER_BYTES = 256 * 1024
+# What may still be on its way when a process has ended: its pipe, the engine's buffer of 1 MiB and the sockets between.
+REST_BYTES = 4 * 1024 * 1024
 
 Channel = SSHServerChannel[bytes] | SSHTCPChannel[bytes]
 
@@ -28,6 +30,7 @@ class Pipe(asyncio.Protocol):
         self._channel = channel
         self._parser = FrameParser() if framed else None
         self._transport: asyncio.Transport | None = None
+        self._taking_rest = False
 
     @classmethod
     async def over(cls, stream: socket.socket, channel: Channel, *, framed: bool = False) -> Pipe:
@@ -54,6 +57,8 @@ class Pipe(asyncio.Protocol):
 
     def pause(self) -> None:
         """Read nothing more for now: the client takes no more."""
+        if self._taking_rest and self._channel.get_write_buffer_size() < REST_BYTES:
+            return
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
 
@@ -61,6 +66,11 @@ class Pipe(asyncio.Protocol):
         """Read on."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
+
+    def take_rest(self) -> None:
+        """Read on whatever the client does: engines throw away what they cannot deliver within 2 s of a process's end."""
+        self._taking_rest = True
+        self.resume()
 
     def close(self) -> None:
         """Drop the socket, with whatever the node has not taken yet."""
@@ -78,14 +88,16 @@ class Pipe(asyncio.Protocol):
         """Hand on; a stream that is not what it should be ends here."""
         if self._channel.is_closing():
             return
-        if self._parser is None:
-            self._channel.write(data)
-            return
         try:
-            for stream, piece in self._parser.feed(data):
-                self._channel.write(piece, EXTENDED_DATA_STDERR if stream == STDERR else None)
+            if self._parser is None:
+                self._channel.write(data)
+            else:
+                for stream, piece in self._parser.feed(data):
+                    self._channel.write(piece, EXTENDED_DATA_STDERR if stream == STDERR else None)
         except FrameError:
             self.close()
+        if self._taking_rest and self._channel.get_write_buffer_size() > REST_BYTES:
+            self.pause()
 
     def eof_received(self) -> bool:
         """No more will come; the other direction stays open."""

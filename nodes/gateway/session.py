@@ -49,6 +49,7 @@ class LeaseSession(asyncssh.SSHServerSession[bytes]):
         ] = []  # what came before there was a pipe; the channel is paused then, so it stays small
         self._eof = False
         self._gone = asyncio.Event()
+        self._slow = False
         self._size = (80, 24)
         self._session_id = ""
         self._resizing: asyncio.Task[None] | None = None
@@ -117,6 +118,9 @@ class LeaseSession(asyncssh.SSHServerSession[bytes]):
         """The client does not keep up."""
         if self._pipe is not None:
             self._pipe.pause()
+            if not self._slow:
+                self._slow = True
+                self._spawn(self._take_rest_at_end(self._pipe))
 
     def resume_writing(self) -> None:
         """The client has caught up."""
@@ -151,6 +155,8 @@ class LeaseSession(asyncssh.SSHServerSession[bytes]):
             facts["error"] = error.code
             self._say(str(error))
         finally:
+            for task in self._tasks - {asyncio.current_task()}:
+                task.cancel()
             self._exit(FAILED if code is None else code)
             self._audit.write("session_end", **facts, exit_code=code, seconds=round(loop.time() - began, 3))
             self._ended(self)
@@ -201,6 +207,12 @@ class LeaseSession(asyncssh.SSHServerSession[bytes]):
             for task in (process, ended, gone):
                 task.cancel()
             await asyncio.gather(process, ended, gone, return_exceptions=True)
+
+    async def _take_rest_at_end(self, pipe: Pipe) -> None:
+        """Asked for sessions only whose client did not keep up at least once."""
+        with contextlib.suppress(ExecdError):
+            await self._execd.control(self._session_id, "ended")
+            pipe.take_rest()
 
     async def _resize(self) -> None:
         applied = None

@@ -140,7 +140,10 @@ class Lease:
             if not entry.name.isdigit():
                 continue
             with contextlib.suppress(OSError):
-                if mark in (entry / "cmdline").read_text() and os.readlink(entry / "ns/pid") == namespace:
+                if (
+                    mark in (entry / "cmdline").read_text().replace("\0", " ")
+                    and os.readlink(entry / "ns/pid") == namespace
+                ):
                     found.append(int(entry.name))
         return found
 
@@ -157,7 +160,7 @@ class Node:
         self.keys = directory / "keys"
         self.leases: dict[str, RunningContainer] = {}
         self.admitted: dict[str, dict[str, Any]] = {}
-        self._execd: Execd | None = None
+        self.execd: Execd | None = None
         self.gateway: subprocess.Popen[bytes] | None = None
         self.port = free_port()
         (self.run / "gateway").mkdir(parents=True)
@@ -170,18 +173,23 @@ class Node:
     # -- parts ---------------------------------------------------------------------------------------------------------
 
     def start_execd(self) -> None:
-        self._execd = Execd(
+        self.execd = Execd(
             socket_path=self.run / "execd.sock",
             docker_socket=self.engine.socket,
             lookup=self.leases.get,
             group=GATEWAY_GROUP,
         )
-        self._execd.start()
+        self.execd.start()
 
     def stop_execd(self) -> None:
-        if self._execd is not None:
-            self._execd.stop()
-        self._execd = None
+        if self.execd is not None:
+            self.execd.stop()
+        self.execd = None
+
+    def all_sessions_are_held(self) -> bool:
+        """Whether execd is up and knows of no session without a gateway."""
+        keeper = getattr(self.execd, "_keeper", None)
+        return keeper is not None and all(session.holder for session in keeper.sessions.values())
 
     def start_gateway(self, *options: str) -> None:
         with (self.directory / "gateway.log").open("ab") as log:
@@ -193,7 +201,8 @@ class Node:
                 cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
         wait_until((self.run / "gateway/control.sock").exists, f"start of the gateway\n{self.gateway_log()}")
-        wait_until(lambda: self.ask_gateway("nobody"), "the gateway's control socket")
+        host_key = wait_until(lambda: self.ask_gateway("nobody"), "the gateway's control socket")["host_key"]
+        (self.directory / "known_hosts").write_text(f"[127.0.0.1]:{self.port} {host_key}\n")
 
     def stop_gateway(self, number: signal.Signals = signal.SIGTERM) -> None:
         if self.gateway is not None:
@@ -265,8 +274,8 @@ class Node:
 
     def options(self, key: str = "ed25519") -> list[str]:
         return [
-            "-F", "none", "-o", "StrictHostKeyChecking=no", "-o", f"UserKnownHostsFile={self.directory}/known_hosts",
-            "-o", "LogLevel=ERROR", "-o", "IdentitiesOnly=yes", "-o", "ConnectTimeout=15", "-i", str(self.keys / key),
+            "-F", "none", "-o", "StrictHostKeyChecking=yes", "-o", f"UserKnownHostsFile={self.directory}/known_hosts",
+            "-o", "IdentitiesOnly=yes", "-o", "ConnectTimeout=15", "-i", str(self.keys / key),
         ]  # fmt: skip
 
     def command(self, lease_id: str, *words: str, key: str = "ed25519", options: tuple[str, ...] = ()) -> list[str]:
