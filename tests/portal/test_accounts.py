@@ -169,6 +169,7 @@ def test_a_reset_link_works_once() -> None:
     form = client.get(path, follow=True)
     new = "a new long password 5"
     client.post(form.request["PATH_INFO"], {"password1": new, "password2": new})
+    assert User.objects.get().check_password(new)
     later = Client().get(path, follow=True)
     assert b'name="password1"' not in later.content
 
