@@ -182,7 +182,7 @@ def test_a_clock_that_tells_no_time_does_not_make_a_node_silent(clock: str, node
     ],
 )
 def test_a_preflight_passes_only_when_every_check_did(
-    ok: bool, checks: list[dict[str, Any]], passed: bool, node: Node  # noqa: FBT001  # a table of cases
+    *, ok: bool, checks: list[dict[str, Any]], passed: bool, node: Node
 ) -> None:
     services.record_preflight(node=node, payload={"ok": ok, "checks": checks})
     node.refresh_from_db()
