@@ -1,11 +1,10 @@
-"""Where allauth's flows meet ours: the personal tenant at sign-up, client addresses, reset links."""
+"""Where allauth's flows meet ours: the personal tenant at sign-up, client addresses."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from allauth.account.adapter import DefaultAccountAdapter
-from allauth.account.forms import UserTokenForm
 from allauth.account.internal.flows.signup import prevent_enumeration
 from allauth.core.exceptions import ImmediateHttpResponse
 from django.db import IntegrityError, transaction
@@ -45,15 +44,3 @@ class AccountAdapter(DefaultAccountAdapter):
     def get_client_ip(self, request: HttpRequest) -> str:
         """For allauth's rate limits: one rule for the whole portal about which proxies are believed."""
         return client_ip(request) or "0.0.0.0"  # noqa: S104  # no address known: one shared bucket, not a bind
-
-    def get_reset_password_from_key_url(self, key: str) -> str:
-        """The link in a reset mail. ``key`` is ``us-…-<token>``, and allauth's route splits it at the first hyphen."""
-        return str(super().get_reset_password_from_key_url(key.replace("-", "", 1)))
-
-
-class UserToken(UserTokenForm):
-    """The other end of that link: the user id without its hyphen, and the token."""
-
-    def _get_user(self, uidb36: str) -> User | None:
-        found: User | None = super()._get_user(f"{uidb36[:2]}-{uidb36[2:]}")  # type: ignore[no-untyped-call]
-        return found

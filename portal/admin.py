@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from allauth.account.decorators import secure_admin_login
 from django.contrib import admin
 from django.contrib.auth.admin import UserAdmin as DjangoUserAdmin
 from django.contrib.auth.models import Group
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 admin.site.site_header = _("Lessor operations")
 admin.site.site_title = _("Lessor operations")
 admin.site.index_title = _("Fleet, renters, money")
+# One way in for everyone: rate limits, verified addresses and the audit of logins hold for operators too.
+admin.site.login = secure_admin_login(admin.site.login)  # type: ignore[method-assign, no-untyped-call]
 
 
 @admin.register(User)

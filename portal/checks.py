@@ -10,6 +10,9 @@ from django.core.checks import CheckMessage, Error, register
 from django.core.checks import Warning as Caution
 
 from portal.currencies import CURRENCIES
+from portal.permissions import ANYONE, PUBLIC
+from portal.routes import SAFE, every_route
+from portal.tokens import SCOPES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,3 +63,21 @@ def tls_by_proxy(app_configs: Sequence[Any] | None, **_: Any) -> list[CheckMessa
     return [
         Caution(sentence, hint="Set TLS_BY_PROXY=true behind a proxy that sets X-Forwarded-Proto.", id="portal.W002")
     ]
+
+
+@register
+def api_scopes(app_configs: Sequence[Any] | None, **_: Any) -> list[CheckMessage]:
+    """E010: a view of /api/v1/ says no scope for a method. E011: a write is public. E012: there is no such scope."""
+    found: list[CheckMessage] = []
+    for route in every_route():
+        if not route.path.startswith("api/v1/"):
+            continue
+        table: dict[str, str] = getattr(route.view_class, "scopes", {})
+        silent = sorted(route.methods() - table.keys())
+        found += [Error(f"{method} /{route.path} declares no scope.", id="portal.E010") for method in silent]
+        for method, scope in table.items():
+            if scope == PUBLIC and method not in SAFE:
+                found.append(Error(f"{method} /{route.path} is a public write.", id="portal.E011"))
+            elif scope not in {*SCOPES, PUBLIC, ANYONE}:
+                found.append(Error(f"{method} /{route.path}: there is no scope {scope!r}.", id="portal.E012"))
+    return found
