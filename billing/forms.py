@@ -52,7 +52,10 @@ class TopUpForm(ServiceForm):
 
     def clean_amount(self) -> int:
         """µ of the typed amount."""
-        return _read(read_amount, self.cleaned_data["amount"], self.currency)
+        micros = _read(read_amount, self.cleaned_data["amount"], self.currency)
+        if not micros:
+            raise ValidationError(_("Write an amount above zero."))
+        return micros
 
 
 class PriceForm(ServiceForm):
