@@ -89,8 +89,9 @@ BUTTONS: Final[dict[str, Button]] = {
         _("Revoke"),
         _(
             "For good: the node's token and broker user stop working at once and it sells nothing any more. Containers"
-            " that run there are ended by the agent itself after 15 minutes without contact. Free GPUs are retired;"
-            " GPUs under a lease come free with their lease. Rows and history stay. The machine can return as a new node."
+            " that run there are ended by the agent itself after 15 minutes without contact. Free GPUs are"
+            " retired; GPUs under a lease come free with their lease. Rows and history stay. The"
+            " machine may return as a new node."
         ),
         _("The node is revoked."),
         services.revoke,

@@ -56,6 +56,15 @@ class Text(serializers.CharField):
         return super().validate_empty_values(data)
 
 
+class Prose(Text):
+    """An explanation for people. A longer one is cut: a long error of an engine must not cost the whole message."""
+
+    def to_internal_value(self, data: object) -> str:
+        """The beginning of the text, without the NUL characters that a log may hold and no database takes."""
+        text = super().to_internal_value(data.replace("\0", "") if isinstance(data, str) else data)
+        return text[: self.max_length]
+
+
 class Whole(serializers.IntegerField):
     """A JSON integer; ``"5"``, ``5.0`` and ``true`` are not."""
 
@@ -145,7 +154,7 @@ class GpuIn(Payload):
     compute_capability = Text(8)
     mig_mode = Truth()
     healthy = Truth()
-    fault = Text(500)
+    fault = Prose(500)
 
 
 class MachineIn(Payload):
@@ -207,7 +216,7 @@ class CheckIn(Payload):
 
     name = Text(64, required=True)
     ok = Truth()
-    detail = Text(1000)
+    detail = Prose(1000)
 
 
 class PreflightIn(Payload):
@@ -222,7 +231,7 @@ class GpuHealthIn(Payload):
 
     uuid = Text(64, required=True, form=GPU_UUID, like="GPU-8f3a…, as NVML gives it")
     healthy = Truth()
-    fault = Text(500)
+    fault = Prose(500)
 
 
 class HeartbeatIn(Payload):

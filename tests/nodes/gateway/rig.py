@@ -1,4 +1,4 @@
-"""A node as the gateway sees one: a real engine, containers with the SSH bundle, execd, and a gateway process without rights.
+"""A node as the gateway sees one: a real engine, containers with the SSH bundle, execd, and a gateway without rights.
 
 The agent's part is played by a dictionary: `leases` says which container a lease runs in, `admit` writes leases.json.
 """
@@ -134,7 +134,7 @@ class Lease:
 
     def processes(self, mark: str) -> list[int]:
         """Host pids of the container's processes whose command line holds `mark`."""
-        namespace = os.readlink(f"/proc/{self.pid}/ns/pid")
+        namespace = Path(f"/proc/{self.pid}/ns/pid").readlink()
         found = []
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit():
@@ -142,7 +142,7 @@ class Lease:
             with contextlib.suppress(OSError):
                 if (
                     mark in (entry / "cmdline").read_text().replace("\0", " ")
-                    and os.readlink(entry / "ns/pid") == namespace
+                    and (entry / "ns/pid").readlink() == namespace
                 ):
                     found.append(int(entry.name))
         return found
@@ -195,7 +195,8 @@ class Node:
         with (self.directory / "gateway.log").open("ab") as log:
             self.gateway = subprocess.Popen(
                 [
-                    sys.executable, "-W", "error", "-m", "nodes.gateway", "--run", str(self.run), "--state", str(self.state),
+                    sys.executable, "-W", "error", "-m", "nodes.gateway",
+                    "--run", str(self.run), "--state", str(self.state),
                     "--host", "127.0.0.1", "--port", str(self.port), "--user", GATEWAY_USER, *options,
                 ],
                 cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
@@ -310,10 +311,10 @@ class Node:
         )  # fmt: skip
 
     @contextlib.contextmanager
-    def background(self, command: list[str], **popen: Any) -> Iterator[subprocess.Popen[bytes]]:
+    def background(self, command: list[str], *, stderr: int = subprocess.PIPE) -> Iterator[subprocess.Popen[bytes]]:
         """A client that runs beside the test and is gone after it."""
-        given = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | popen
-        with subprocess.Popen(command, env=client_environment(), **given) as process:
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, env=client_environment(), stdin=pipe, stdout=pipe, stderr=stderr) as process:
             try:
                 yield process
             finally:
