@@ -17,7 +17,7 @@ import asyncssh
 from nodes.gateway.config import GatewayConfig, parse_arguments
 from nodes.gateway.control import ControlServer
 from nodes.gateway.host_key import ensure_host_key
-from nodes.gateway.privileges import become
+from nodes.gateway.privileges import become, share_directory
 from nodes.gateway.server import Gateway
 
 log = logging.getLogger("nodes.gateway")
@@ -37,6 +37,7 @@ def main() -> int:
         listener = _bind(config)
         config.host_key_file.parent.mkdir(parents=True, exist_ok=True)
         if config.user is not None:
+            share_directory(config.control_socket.parent, config.user)
             become(config.user, owning=config.host_key_file.parent)
         if os.geteuid() == 0:
             log.warning("running as root, which the gateway never needs: give it a user of its own (--user)")
@@ -81,7 +82,10 @@ async def _serve(config: GatewayConfig, listener: socket.socket, host_key: str, 
 
 
 def _supervise(config: GatewayConfig, listener: socket.socket, host_key: str) -> int:
-    """Fork the serving processes over one bound socket. Where one dies, all end, and whoever started us starts us anew."""
+    """Fork the serving processes over one bound socket.
+
+    Where one dies, all end, and whoever started us starts us anew.
+    """
     parent = os.getpid()
     children = []
     for number in range(config.processes):

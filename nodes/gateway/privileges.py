@@ -1,7 +1,7 @@
 """Giving up root for good, for a gateway that was started as root.
 
-A service manager sets the user itself and this is not used. It helps where the gateway's user may not read the program's files,
-as in a checkout below /root: the code is loaded first, then the rights go.
+A service manager sets the user itself and this is not used. It helps where the gateway's user may not read the
+program's files, as in a checkout below /root: the code is loaded first, then the rights go.
 """
 
 from __future__ import annotations
@@ -17,8 +17,19 @@ from pathlib import Path
 PR_SET_NO_NEW_PRIVS = 38
 
 
+def share_directory(path: Path, user: str) -> None:
+    """Make the directory that agent and gateway share, in the group of `user`, if the agent has not made it yet."""
+    if not path.exists():
+        path.mkdir(parents=True)
+        os.chown(path, 0, pwd.getpwnam(user).pw_gid)
+        path.chmod(0o2770)
+
+
 def become(user: str, *, owning: Path) -> None:
-    """Become `user` with its groups, after giving it the directory `owning`. Raises KeyError if unknown, OSError if not root."""
+    """Become `user` with its groups, after giving it the directory `owning`.
+
+    Raises KeyError if unknown, OSError if not root.
+    """
     entry = pwd.getpwnam(user)
     if os.geteuid() == entry.pw_uid:
         return

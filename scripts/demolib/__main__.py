@@ -16,7 +16,7 @@ from scripts.demolib import facts
 from scripts.demolib.engine import find_or_start
 from scripts.demolib.gpus import SIMULATED_MODEL, Gpus, detect
 from scripts.demolib.images import ensure_workspace_image
-from scripts.demolib.node import Node
+from scripts.demolib.node import Node, sells
 from scripts.demolib.portal_stack import ROOT, Portal
 from scripts.demolib.processes import DemoError, Processes, wait_until
 from scripts.demolib.renter import Renter
@@ -121,7 +121,7 @@ def run(options: argparse.Namespace, var: Path, processes: Processes, screen: Sc
     node = Node(processes, portal, gpus, socket)
     with screen.setup("this machine enrolled, preflight passed"):
         node.start()
-        wait_until("The node's preflight", lambda: _sells(processes, portal, node), seconds=120, pause=0.3)
+        wait_until("The node's preflight", lambda: _sells(processes, node), seconds=120, pause=0.3)
     if gpus.simulated:
         screen.say("\nno NVIDIA driver: GPUs are simulated. Everything but the device is real.")
     password = _operator(portal)
@@ -131,10 +131,9 @@ def run(options: argparse.Namespace, var: Path, processes: Processes, screen: Sc
     return {**found["facts"], "steps_ms": screen.steps_ms, "simulated": gpus.simulated}
 
 
-def _sells(processes: Processes, portal: Portal, node: Node) -> bool:
+def _sells(processes: Processes, node: Node) -> bool:
     processes.check()
-    code = f"from nodes.models import Node; print(Node.objects.get(pk={node.node_id!r}).status())"
-    return portal.manage("shell", "-c", code).strip() == "ready"
+    return sells(node.node_id)
 
 
 def _operator(portal: Portal) -> str:
@@ -177,9 +176,7 @@ def _price(portal: Portal, renter: Renter, gpus: Gpus) -> str:
     """The model of this machine's GPUs, with a price on it."""
     model = SIMULATED_MODEL
     if not gpus.simulated:
-        model = portal.manage(
-            "shell", "-c", "from nodes.models import Gpu; print(Gpu.objects.present().first().model)"
-        ).strip()
+        model = facts.first_gpu_model()
     if not any(o["prices"] for o in renter.call("GET", "offers")["results"] if o["gpu_model"] == model):
         portal.manage("set_price", model, PRICE)
     return model
@@ -203,7 +200,7 @@ def use(
     with screen.timed("ssh", "first ssh"):
         greeting = renter.ssh(lease, key, "echo ok").strip()
     in_container, source = renter.probe(lease, key)
-    in_database = facts.devices_in_database(portal, lease_id)
+    in_database = facts.devices_in_database(lease_id)
     deviations = facts.hostconfig_deviations(node.docker_socket, lease["container_id"])
     time.sleep(options.seconds)
     since = time.monotonic()

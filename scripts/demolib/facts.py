@@ -11,16 +11,20 @@ from nodes.agent.hostconfig import check_hostconfig
 
 if TYPE_CHECKING:
     from scripts.demolib.node import Node
-    from scripts.demolib.portal_stack import Portal
 
 
-def devices_in_database(portal: Portal, lease_id: str) -> list[str]:
+def devices_in_database(lease_id: str) -> list[str]:
     """The UUIDs the database says the lease has now, sorted."""
-    code = (
-        "from rental.models import Lease, device_uuids; "
-        f"print(*device_uuids([Lease.objects.get(pk={lease_id!r})]).get({lease_id!r}, []))"
-    )
-    return sorted(portal.manage("shell", "-c", code).split())
+    from rental.models import Lease, device_uuids
+
+    return device_uuids([Lease.objects.get(pk=lease_id)]).get(lease_id, [])
+
+
+def first_gpu_model() -> str:
+    """The model of a GPU of this machine, as the inventory has it."""
+    from nodes.models import Gpu
+
+    return Gpu.objects.present().values_list("model", flat=True)[0]
 
 
 def hostconfig_deviations(socket: Path, container_id: str) -> list[str]:

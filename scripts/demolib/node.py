@@ -77,10 +77,12 @@ class Node:
 
     def _enrol(self, port: int) -> None:
         record = self.state / "agent.json"
-        known = dict(line.split() for line in self.portal.manage("shell", "-c", _NODES).splitlines())
+        known = known_nodes()
         if record.exists():
             identity = json.loads(record.read_text())
-            if identity["identity"]["node_id"] in known and identity["options"].get("ssh_port") == port:
+            here = identity["options"].get("ssh_port") == port
+            reached = f":{self.portal.redis_port}/" in (identity["identity"]["broker_url"] or "")
+            if identity["identity"]["node_id"] in known and here and reached:
                 self.node_id = identity["identity"]["node_id"]
                 return
         # A name whose machine we have lost the identity of stays with that row: a new row inherits nothing.
@@ -117,4 +119,15 @@ class Node:
             )
 
 
-_NODES = "from nodes.models import Node\nfor node in Node.objects.filter(revoked_at=None): print(node.pk, node.name)"
+def known_nodes() -> dict[str, str]:
+    """``{id: name}`` of the nodes that are not revoked."""
+    from nodes.models import Node as Row
+
+    return dict(Row.objects.filter(revoked_at=None).values_list("pk", "name"))
+
+
+def sells(node_id: str) -> bool:
+    """Whether the node takes leases: enrolled, heard, preflight passed."""
+    from nodes.models import Node as Row
+
+    return Row.objects.selling().filter(pk=node_id).exists()

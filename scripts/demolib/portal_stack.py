@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import os
 import secrets
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import django
 import requests
+from django.apps import apps
+from django.core.management import CommandError, call_command
 
 from scripts.demolib.processes import DemoError, accepts, free_port, port_is_free, wait_until
 
@@ -27,7 +30,7 @@ class Portal:
             raise DemoError(f"Port {port} is taken. End what listens there, or choose another with --port.")
         self.processes, self.var, self.port = processes, var, port
         self.url = f"http://localhost:{port}"
-        self.redis_port = free_port()
+        self.redis_port = self._redis_port()
         password = self._secret("redis_password")
         redis = f"redis://:{password}@127.0.0.1:{self.redis_port}"
         self.env = {
@@ -43,6 +46,14 @@ class Portal:
             "PYTHONUNBUFFERED": "1",
         }
 
+    def _redis_port(self) -> int:
+        """The port of an earlier run while it is free: the node was told it at enrolment."""
+        record = self.var / "redis_port"
+        known = int(record.read_text()) if record.exists() else 0
+        port = known if known and port_is_free(known) else free_port()
+        record.write_text(str(port))
+        return port
+
     def _secret_file(self, name: str) -> Path:
         path = self.var / name
         if not path.exists():
@@ -54,17 +65,20 @@ class Portal:
         return self._secret_file(name).read_text()
 
     def manage(self, *arguments: str) -> str:
-        """Run ``manage.py`` with the portal's environment; its output, or DemoError with its words."""
-        done = subprocess.run(
-            [sys.executable, str(ROOT / "manage.py"), *arguments],
-            env={**os.environ, **self.env},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            raise DemoError(f"manage.py {arguments[0]} failed:\n{(done.stderr or done.stdout)[-2000:]}")
-        return done.stdout
+        """Run a management command in this process, with the portal's environment; its output, or DemoError."""
+        self._load()
+        out = io.StringIO()
+        try:
+            call_command(*arguments, stdout=out, stderr=out)
+        except CommandError as error:
+            raise DemoError(f"manage.py {arguments[0]}: {error}") from error
+        return out.getvalue()
+
+    def _load(self) -> None:
+        """Make this process one of the portal's, for commands and for reading the database."""
+        if not apps.ready:
+            os.environ.update(self.env, DJANGO_SETTINGS_MODULE="portal.settings", LOG_LEVEL="WARNING", DB_POOL="false")
+            django.setup()
 
     def start_redis(self) -> None:
         """A redis-server of our own on a free loopback port; nothing is kept on disk, the database is the truth."""
