@@ -58,7 +58,7 @@ def no_capacity(request: LeaseRequest, reasons: Sequence[placement.Reason]) -> N
     )
 
 
-def share(node: Node, gpu_count: int) -> dict[str, int]:
+def share(node: Node, gpu_count: int) -> dict[str, Any]:
     """CPU, memory and disk of a lease: the node's in proportion to its GPUs, less what the system keeps."""
     total = max(gpu_count, Gpu.objects.present().filter(node=node).count())
     cpus = max(0, node.cpu_cores * 1000 - settings.NODE_RESERVED_CPUS_MILLI)

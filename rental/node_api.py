@@ -8,7 +8,7 @@ from django.utils import timezone
 from rest_framework.response import Response
 
 from nodes import services as nodes
-from nodes.authentication import NodeView
+from nodes.authentication import NodeView, node_of
 from rental import desired, payloads, reports
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ class Heartbeat(NodeView):
 
     def post(self, request: Request) -> Response:
         """200 with our time and the leases that should not be there."""
-        node = request.node
+        node = node_of(request)
         said = payloads.read(payloads.HeartbeatLeasesIn, request.data)
         # The first beat of an agent may come before it has looked at its engine; what it does not list proves nothing.
         settled = bool(said["agent_run"]) and node.agent_run == said["agent_run"]
@@ -35,7 +35,7 @@ class Desired(NodeView):
 
     def get(self, request: Request) -> Response:
         """200; an empty list for a lease that should not exist there."""
-        leases = desired.desired_leases(request.node, request.query_params.get("lease") or None)
+        leases = desired.desired_leases(node_of(request), request.query_params.get("lease") or None)
         return Response({"server_time": timezone.now(), "leases": leases})
 
 
@@ -44,4 +44,4 @@ class LeaseReport(NodeView):
 
     def post(self, request: Request, lease_id: str) -> Response:
         """200 with the lease's state; 404 for a lease of another node, 409 for another generation."""
-        return Response(reports.handle(node=request.node, lease_id=lease_id, payload=request.data))
+        return Response(reports.handle(node=node_of(request), lease_id=lease_id, payload=request.data))

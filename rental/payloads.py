@@ -55,10 +55,14 @@ class EvidenceIn(Payload):
     exit_code = Whole(required=False, allow_null=True, min_value=-1_000_000, max_value=1_000_000)
     oom_killed = Truth(required=False, allow_null=True)
     killed = Truth(required=False, allow_null=True)
-    steps = StepIn(many=True, max_length=64, required=False)
+    steps: serializers.ListSerializer[Any] = serializers.ListSerializer(child=StepIn(), max_length=64, required=False)
     quarantine = serializers.ListField(
         child=Text(64, required=True, form=GPU_UUID, like="GPU-8f3a…, as NVML gives it"), max_length=64, required=False
     )
+
+    def to_internal_value(self, data: object) -> dict[str, Any]:
+        """What was said; what was not leaves no trace in the lease's evidence."""
+        return {name: value for name, value in super().to_internal_value(data).items() if value != ""}
 
 
 class ReportIn(Payload):
@@ -86,4 +90,6 @@ class HeartbeatLeasesIn(Payload):
 
     known = ("boot_id", "clock", "gpus")
     agent_run = Text(64)
-    leases = HeldLeaseIn(many=True, max_length=MAX_LEASES, required=False, default=list)
+    leases: serializers.ListSerializer[Any] = serializers.ListSerializer(
+        child=HeldLeaseIn(), max_length=MAX_LEASES, required=False, default=list
+    )

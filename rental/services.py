@@ -6,7 +6,7 @@ Every verb is keyword-only and atomic, returns the lease, and refuses with an er
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from django.conf import settings
 from django.db import IntegrityError, transaction
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from rental.quotes import Quote
     from rental.requests import LeaseRequest
+
+MAX_NAME: Final = 80
 
 
 def build_quote(*, tenant: Tenant, user: User, request: LeaseRequest) -> Quote:
@@ -218,7 +220,7 @@ def _check_keys(tenant: Tenant, wanted: tuple[str, ...] | None) -> None:
 
 def _name(text: str) -> str:
     name = text.strip()
-    if len(name) > Lease._meta.get_field("name").max_length or not name.isprintable():
+    if len(name) > MAX_NAME or not name.isprintable():
         raise InvalidInput.field("name", "at most 80 printable characters are accepted.")
     return name
 

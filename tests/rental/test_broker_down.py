@@ -78,18 +78,18 @@ def take_order(user: User, tenant: Tenant) -> tuple[Lease, float]:
 
 
 def messages(server: redis.Redis, node: Node) -> list[dict[str, Any]]:
-    return [json.loads(raw) for raw in server.lrange(node.queue, 0, -1)]  # type: ignore[union-attr]
+    return [json.loads(raw) for raw in server.lrange(node.queue, 0, -1)]
 
 
 def test_an_order_wakes_its_node_and_tells_who_watches(
     renter: User, tenant: Tenant, node: Node, server: redis.Redis
 ) -> None:
-    listener = server.pubsub(ignore_subscribe_messages=True)
+    listener: Any = server.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]  # redis' own
     listener.psubscribe("lease:*", "tenant:*")
     lease, _ = take_order(renter, tenant)
     (message,) = messages(server, node)
     assert message["headers"]["task"] == "nodes.agent.wake"
-    heard = set()
+    heard: set[tuple[str, str]] = set()
     wanted = {(f"lease:{lease.pk}", "assigned"), (f"tenant:{tenant.pk}", "assigned")}
     while not wanted <= heard:  # the test's time limit ends this
         said = listener.get_message(timeout=1)
@@ -107,7 +107,7 @@ def test_without_a_broker_the_order_is_saved_in_time_and_done_by_pull(
         with contextlib.suppress(redis.ConnectionError):
             server.shutdown(nosave=True)
     else:
-        server.execute_command("CLIENT", "PAUSE", "20000", "ALL")
+        server.client_pause(20_000, all=True)
     lease, seconds = take_order(renter, tenant)
     assert seconds < 5  # the case's own limit
     (word,) = desired.desired_leases(node)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import time_machine
 from django.core.management import call_command
+from django.test import Client
 from django.utils import timezone
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -121,12 +122,10 @@ def test_a_running_lease_has_a_provisional_receipt(renter: User, tenant: Tenant,
 def test_the_time_a_node_tells_is_never_used(renter: User, tenant: Tenant, clock: Any, node: Node) -> None:  # case B07
     secret = make.make_node_secret(node)
     lease = running(renter, tenant)
-    from django.test import Client
-
     agent = Client(headers={"Authorization": f"Bearer {secret}"})
     for said in ("1970-01-01T00:00:00Z", "2100-01-01T00:00:00Z", "2026-03-01T11:50:00Z", "nonsense", ""):
         clock.shift(10)
-        body = {"boot_id": "b", "agent_run": "r", "clock": said, "gpus": [], "leases": []}
+        body: dict[str, Any] = {"boot_id": "b", "agent_run": "r", "clock": said, "gpus": [], "leases": []}
         body["leases"] = [{"id": lease.pk, "generation": 1, "phase": "running", "container_id": lease.container_id}]
         answer = agent.post("/api/node/v1/heartbeat", body, content_type="application/json")
         assert answer.status_code == 200

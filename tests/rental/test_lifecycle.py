@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import time_machine
@@ -33,7 +34,9 @@ def test_only_the_steps_of_the_table_can_be_taken(
     renter: User, tenant: Tenant, node: Node, before: State, to: State
 ) -> None:
     lease = make.make_lease(tenant, state=before, node=None if before == State.REQUESTED else node)
-    changes = {"end_reason": EndReason.OPERATOR} if to in {State.STOPPING, State.ENDED, State.INTERRUPTED} else {}
+    changes: dict[str, Any] = (
+        {"end_reason": EndReason.OPERATOR} if to in {State.STOPPING, State.ENDED, State.INTERRUPTED} else {}
+    )
     if to not in NEXT[before]:
         with pytest.raises(IllegalTransition):
             lifecycle.move(lease_id=lease.pk, to=to, code="test", actor=ACTOR, **changes)
@@ -79,9 +82,10 @@ def test_an_unexpected_state_is_refused(renter: User, tenant: Tenant, node: Node
 
 def test_a_step_cannot_set_what_is_not_its_callers_to_set(renter: User, tenant: Tenant, node: Node) -> None:
     lease = order(renter, tenant)
-    for field, value in {"price_micros_per_hour": 1, "ready_at": timezone.now(), "state": "ended"}.items():
+    forbidden: list[dict[str, Any]] = [{"price_micros_per_hour": 1}, {"ready_at": timezone.now()}, {"state": "ended"}]
+    for set_to in forbidden:
         with pytest.raises(TypeError, match="not set by a step"):
-            lifecycle.move(lease_id=lease.pk, to=State.STARTING, code="x", actor=ACTOR, **{field: value})
+            lifecycle.move(lease_id=lease.pk, to=State.STARTING, code="x", actor=ACTOR, **set_to)
 
 
 def test_no_lease_runs_without_a_deadline(renter: User, tenant: Tenant, node: Node) -> None:  # case D04

@@ -17,7 +17,7 @@ from nodes.models import GpuSlot, Node
 from portal.actor import Actor
 from portal.errors import InsufficientFunds, InvalidInput, NoCapacity, NotAllowed, OfferChanged
 from portal.models import AuditEvent, Membership, Tenant, User
-from rental import quotes, services
+from rental import placement, quotes, services
 from rental.models import Allocation, Lease, LeaseEvent
 from rental.states import State
 from tests import make
@@ -115,20 +115,20 @@ def test_a_node_that_does_not_sell_gets_no_lease(
 def test_a_node_that_starts_to_drain_between_snapshot_and_taking_is_not_used(
     renter: User, tenant: Tenant, node: Node, monkeypatch: pytest.MonkeyPatch, operator: User
 ) -> None:  # case G06
-    from rental import capacity
-
-    place, drained = capacity.placement.place, []
+    place = placement.place
+    drained: list[None] = []
 
     def drain_then_place(*arguments: Any) -> Any:
         if not drained:
-            drained.append(node_services.drain(node=node, actor=Actor.of_user(operator)))
+            drained.append(None)
+            node_services.drain(node=node, actor=Actor.of_user(operator))
             Node.objects.filter(pk=node.pk).update(draining_since=None)  # the snapshot still sees it selling
             decision = place(*arguments)
             Node.objects.filter(pk=node.pk).update(draining_since=timezone.now())
             return decision
         return place(*arguments)
 
-    monkeypatch.setattr(capacity.placement, "place", drain_then_place)
+    monkeypatch.setattr(placement, "place", drain_then_place)
     with pytest.raises(NoCapacity, match="take no new leases"):
         order(renter, tenant)
     assert_nothing_is_left()
@@ -228,13 +228,14 @@ def test_making_a_quote_writes_nothing(renter: User, tenant: Tenant, node: Node)
 
 
 def test_what_a_quote_refuses_names_the_field(renter: User, tenant: Tenant, node: Node) -> None:
-    for values, field in [
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"gpu_model": "NVIDIA Unheard"}, "gpu_model"),
         ({"gpu_count": 9}, "gpu_count"),
         ({"gpu_memory_gb": 81}, "gpu_memory_gb"),
         ({"cuda_min": "13.0"}, "cuda_min"),
         ({"spend_cap_micros": 41_499}, "spend_cap_micros"),
-    ]:
+    ]
+    for values, field in wrong:
         with pytest.raises(InvalidInput) as refused:
             a_quote(renter, tenant, **values)
         assert list(refused.value.errors) == [field]

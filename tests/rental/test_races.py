@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -151,8 +152,8 @@ def test_a_stop_at_the_moment_it_becomes_ready_ends_either_way() -> None:
         report(lease, "started")
         evidence = good_evidence(lease)
         at_once(
-            lambda lease=lease, evidence=evidence: report(Lease.objects.get(pk=lease.pk), "ready", evidence=evidence),
-            lambda lease=lease: services.stop_lease(lease=lease, actor=Actor.of_user(user)),
+            partial(report, Lease.objects.get(pk=lease.pk), "ready", evidence=evidence),
+            partial(services.stop_lease, lease=lease, actor=Actor.of_user(user)),
         )
         lease.refresh_from_db()
         assert lease.state == State.STOPPING
@@ -192,8 +193,8 @@ def test_sweeps_stops_heartbeats_and_losses_at_once_leave_one_truth() -> None:
         tasks.sweep_deadlines,
         tasks.sweep_holds,
         lambda: reports.confirm(node=node, leases=said, now=timezone.now()),
-        *(lambda lease=lease: services.stop_lease(lease=lease, actor=Actor.of_user(user)) for lease in leases[:4]),
-        *(lambda lease=lease: services.lose_lease(lease_id=lease.pk, actor=Actor.system("x")) for lease in leases[4:]),
+        *(partial(services.stop_lease, lease=lease, actor=Actor.of_user(user)) for lease in leases[:4]),
+        *(partial(services.lose_lease, lease_id=lease.pk, actor=Actor.system("x")) for lease in leases[4:]),
     )
     assert not Lease.objects.filter(state__in=set(LIVE) - {State.STOPPING}).exists()
     assert UsageSegment.objects.filter(end=None).count() == 0

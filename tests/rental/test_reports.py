@@ -251,7 +251,8 @@ def test_the_whole_conversation_over_http(renter: User, tenant: Tenant, node: No
     assert lease.evidence["ready"]["ssh_ms"] == 138
     assert 86_390 < agent.get(f"desired?lease={lease.pk}").json()["leases"][0]["deadline_s"] <= 86_400
     assert agent.post("heartbeat", beat(lease)).json()["unknown"] == []
-    before, _ = lease.confirmed_at, lease.refresh_from_db()
+    before = lease.confirmed_at
+    lease.refresh_from_db()
     assert before is not None
     assert lease.confirmed_at is not None
     assert lease.confirmed_at > before
