@@ -1,0 +1,151 @@
+"""A whole node for rig tests: agent and gateway as processes of their own in an engine's network namespace."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Self
+
+import asyncssh
+
+from tests.nodes.agent.fake_portal import ENROLMENT_TOKEN, FakePortal
+from tests.rig.engine import Engine, wait_until
+
+REPOSITORY = Path(__file__).parents[3]
+SSH_PORT = 2222
+
+
+class RigNode:
+    """Agent and gateway of one engine, reporting to a fake portal. A context manager."""
+
+    def __init__(self, engine: Engine, portal: FakePortal, bundle: Path, directory: Path, *more: str) -> None:
+        """`more` are further options of the agent, such as --simulate."""
+        self.engine = engine
+        self.portal = portal
+        self.state, self.run = directory / "state", directory / "run"
+        self.key = asyncssh.generate_private_key("ssh-ed25519")
+        self.lease_id = "ls-1"  # of the test that runs
+        self._directory = directory
+        self._options = [
+            "--docker-socket", str(engine.socket), "--bundle", str(bundle), "--ssh-port", str(SSH_PORT),
+            "--ssh-host", engine.ip, "--allow-plain-http", "--nofile", "4096", *more,
+        ]  # fmt: skip
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Self:
+        try:
+            self.agent("enrol", "--portal", self.portal.url, "--token", ENROLMENT_TOKEN, *self._options)
+            self.start_gateway()
+            self.start_agent()
+            self.portal.wait_for(lambda: any(p["ok"] for p in self.portal.preflights), "a good preflight")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in list(self._processes):
+            self.end(name)
+
+    @property
+    def key_line(self) -> str:
+        """The renter's public key."""
+        return self.key.export_public_key().decode().strip()
+
+    @property
+    def container(self) -> str:
+        """The name of the container, and of the network, of the test's lease."""
+        return f"lessor-{self.lease_id}-1"
+
+    def agent(self, *arguments: str) -> str:
+        """Run one short command of the agent; returns what it prints."""
+        done = subprocess.run(
+            self._command("agent", *arguments), env=self._env(), capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise AssertionError(f"agent {arguments[0]}: {done.stdout}{done.stderr}")
+        return done.stdout
+
+    def start_agent(self) -> None:
+        """Start the agent as a service would."""
+        self._start("agent", "run")
+
+    def start_gateway(self) -> None:
+        """Start the SSH gateway, and wait until it has a host key."""
+        self._start("gateway", "--port", str(SSH_PORT))
+        public = self.state / "gateway" / "ssh_host_ed25519_key.pub"
+        wait_until(public.exists, seconds=20, what=f"the gateway's start ({self.log('gateway')})")
+
+    def end(self, name: str, number: int = signal.SIGTERM) -> None:
+        """End "agent" or "gateway" with a signal."""
+        process = self._processes.pop(name)
+        process.send_signal(number)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise AssertionError(f"{name} did not end:\n{self.log(name)}") from None
+
+    def log(self, name: str = "agent") -> str:
+        """Everything a process has said."""
+        with contextlib.suppress(FileNotFoundError):
+            return (self._directory / f"{name}.log").read_text()
+        return ""
+
+    def ssh(self, lease_id: str, command: str) -> subprocess.CompletedProcess[str]:
+        """A command over the real port with the OpenSSH client and the renter's key."""
+        key = self._directory / "key"
+        if not key.exists():
+            key.write_bytes(self.key.export_private_key())
+            key.chmod(0o600)
+        options = ("BatchMode=yes", "StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "LogLevel=ERROR")
+        flags = [part for option in options for part in ("-o", option)]
+        target = ["-p", str(SSH_PORT), "-i", str(key), f"{lease_id}@{self.engine.ip}", command]
+        return subprocess.run(["ssh", *flags, *target], capture_output=True, text=True, timeout=60, check=False)
+
+    def inspect(self, container: str) -> dict[str, Any]:
+        """What the engine says of a container."""
+        found: dict[str, Any] = json.loads(self.engine.docker("inspect", container).stdout)[0]
+        return found
+
+    def left_behind(self) -> dict[str, list[str]]:
+        """What of leases is on the machine now; all lists empty when it is clean."""
+        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+        loops = _output("losetup", "--list", "--noheadings", "-O", "BACK-FILE")
+        bridges = _output(*self.engine.nsenter("ip", "-o", "link"))
+        networks = self.engine.docker("network", "ls", "--filter", "name=lessor-", "--format", "{{.Name}}")
+        containers = self.engine.docker("ps", "-aq", "--filter", "label=lessor.lease")
+        volumes = self.engine.docker("volume", "ls", "-q")
+        return {
+            "containers": containers.stdout.split(),
+            "networks": networks.stdout.split(),
+            "engine_volumes": volumes.stdout.split(),
+            "mounts": [line for line in mounts if str(self.state) in line],
+            "loops": [line for line in loops.splitlines() if str(self.state) in line],
+            "bridges": [line for line in bridges.splitlines() if ": lsr" in line],
+            "files": [str(p) for d in ("volumes", "leases") for p in (self.state / d).iterdir()],
+        }
+
+    def _start(self, name: str, *arguments: str) -> None:
+        with (self._directory / f"{name}.log").open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                self._command(name, *arguments), env=self._env(), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+    def _command(self, name: str, *arguments: str) -> list[str]:
+        places = ["--state", str(self.state), "--run", str(self.run)]
+        first, *others = arguments if name == "agent" else ("", *arguments)
+        program = [sys.executable, "-m", f"nodes.{name}", *([first] if first else []), *places, *others]
+        return self.engine.nsenter(*program)
+
+    def _env(self) -> dict[str, str]:
+        limits = {"LESSOR_AGENT_CLEANING_LIMIT_S": "3"}
+        return {**os.environ, **self.engine.nvml_environment, **limits, "PYTHONPATH": str(REPOSITORY)}
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
