@@ -1,9 +1,10 @@
 """What an SSH session runs inside a container: the command line and the environment of an exec.
 
-The choice of shell, home and directory is made *inside* the container by a short script under the bundle's own busybox. The agent
-is root on the host: it never opens a file the renter can replace (an /etc/passwd that is a link to somewhere else, or a pipe).
-Only /proc/<pid>/environ is read from outside, which the kernel writes. It is needed because an exec is given the image's
-configured environment only, while the container runtime adds more at start, such as NVIDIA_VISIBLE_DEVICES.
+The choice of shell, home and directory is made *inside* the container by a short script under the bundle's own
+busybox. The agent is root on the host: it never opens a file the renter can replace (an /etc/passwd that is a link to
+somewhere else, or a pipe). Only /proc/<pid>/environ is read from outside, which the kernel writes. It is needed
+because an exec is given the image's configured environment only, while the container runtime adds more at start, such
+as NVIDIA_VISIBLE_DEVICES.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ REPLACED = (
     "SHLVL",
 )
 
-# Arguments: kind, rows, cols, command. The user is the container's own. The first executable of the image's $SHELL, the user's
-# entry in passwd, bash and sh is the shell. A login shell often starts with a profile that sets PATH anew and loses the image's
-# (/opt/conda/bin and the like), so the profile is read by a login shell that then puts the image's PATH back and becomes the shell.
+# Arguments: kind, rows, cols, command. The user is the container's own. The first executable of the image's $SHELL,
+# the user's entry in passwd, bash and sh is the shell. A login shell often starts with a profile that sets PATH anew
+# and loses the image's (/opt/conda/bin and the like), so the profile is read by a login shell that then puts the
+# image's PATH back and becomes the shell.
 SCRIPT = r"""
 kind=$1 rows=$2 cols=$3 command=$4
 box=/.lease/bin/busybox
@@ -80,7 +82,10 @@ def command_line(*, kind: str, command: str, rows: int, cols: int) -> list[str]:
 
 
 def environment(pid: int, *, term: str | None, peer: str) -> list[str]:
-    """NAME=value lines: those of the container's first process, with the session's own. Raises OSError where it is gone."""
+    """NAME=value lines: those of the container's first process, with the session's own.
+
+    Raises OSError where it is gone.
+    """
     raw = Path(f"/proc/{pid}/environ").read_bytes()
     values: dict[str, str] = {}
     for item in raw.split(b"\0"):

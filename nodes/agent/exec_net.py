@@ -1,7 +1,7 @@
 """A TCP connection made inside a lease's network namespace, so that it reaches the container's own 127.0.0.1.
 
-A socket belongs to the namespace its maker was in. Only the making happens there, on a thread that ends right after and takes its
-changed namespace with it; connecting is done on the event loop as for any socket.
+A socket belongs to the namespace its maker was in. Only the making happens there, on a thread that ends right after
+and takes its changed namespace with it; connecting is done on the event loop as for any socket.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The sessions execd answers for, and their memory across a restart of the agent.
 
-One small file per session, root only, beside execd's socket (a run directory, gone at boot like the sessions themselves). It holds
-ids and the identity of the first process, never what is typed.
+One small file per session, root only, beside execd's socket (a run directory, gone at boot like the sessions
+themselves). It holds ids and the identity of the first process, never what is typed.
 """
 
 from __future__ import annotations
@@ -88,7 +88,10 @@ def _read(path: Path) -> Session | None:
 
 
 class SessionKeeper:
-    """Follows sessions from their start to their end. Lives on one event loop; engine and /proc are asked on `threads`."""
+    """Follows sessions from their start to their end.
+
+    Lives on one event loop; engine and /proc are asked on `threads`.
+    """
 
     def __init__(self, engine: ExecEngine, store: SessionStore, threads: Executor) -> None:
         self._engine = engine
@@ -97,12 +100,18 @@ class SessionKeeper:
         self.sessions: dict[str, Session] = {session.id: session for session in store.load()}
 
     def announce(self, session: Session) -> None:
-        """Remember a session that is about to be started: should the agent die in between, its successor will find it."""
+        """Remember a session that is about to be started.
+
+        Should the agent die in between, its successor will find it.
+        """
         self.sessions[session.id] = session
         self._store.save(session)
 
     async def adopt(self, session: Session) -> None:
-        """Follow a session from now on. The engine says "started" a moment before there is a process, so look for it."""
+        """Follow a session from now on.
+
+        The engine says "started" a moment before there is a process, so look for it.
+        """
         try:
             if session.leader is None:
                 await self._run(self._await_leader, session)
@@ -112,7 +121,10 @@ class SessionKeeper:
             session.appeared.set()
 
     async def process_end(self, session: Session) -> None:
-        """Wait until its first process has ended. The kernel says so before the engine does, which empties the pipes first."""
+        """Wait until its first process has ended.
+
+        The kernel says so before the engine does, which empties the pipes first.
+        """
         await session.appeared.wait()
         if session.leader is not None:
             await _process_end(session.leader)
@@ -125,7 +137,10 @@ class SessionKeeper:
         return code
 
     async def _settled_exit_code(self, session_id: str) -> int:
-        """Ask until the engine has noticed the end too, which it does when the last output was taken: a slow client delays it."""
+        """Ask until the engine has noticed the end too, which it does when the last output was taken.
+
+        A slow client delays it.
+        """
         pause = POLL_S
         while True:
             try:
@@ -145,7 +160,10 @@ class SessionKeeper:
         self.forget(session)
 
     async def let_go(self, session: Session) -> None:
-        """The holder has left. A session that still runs is ended; after a logout, what was left behind on purpose stays."""
+        """The holder has left.
+
+        A session that still runs is ended; after a logout, what was left behind on purpose stays.
+        """
         await session.appeared.wait()
         if session.leader is not None and is_alive(session.leader):
             await self._run(end_tree, session.leader)

@@ -1,10 +1,11 @@
 """The four engine calls behind an SSH session: create, start, inspect and resize an exec.
 
-A tiny HTTP client over the engine's Unix socket, and not the docker SDK, because the socket of a started exec is handed on to
-another process: the SDK reads the answer's head through a buffered file, so the first bytes of the session may already sit in a
-buffer that cannot be handed on. Here the head is read byte by byte and everything after it stays in the kernel. Each call opens
-its own connection and has a time limit, so an engine that hangs cannot hold a thread for ever. Paths carry no API version: the
-engine answers with its newest, and these four calls have kept their shape.
+A tiny HTTP client over the engine's Unix socket, and not the docker SDK, because the socket of a started exec is
+handed on to another process: the SDK reads the answer's head through a buffered file, so the first bytes of the
+session may already sit in a buffer that cannot be handed on. Here the head is read byte by byte and everything after
+it stays in the kernel. Each call opens its own connection and has a time limit, so an engine that hangs cannot hold a
+thread for ever. Paths carry no API version: the engine answers with its newest, and these four calls have kept their
+shape.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ class EngineError(Exception):
 
 @dataclass(frozen=True)
 class ExecState:
-    """What the engine knows of an exec. `pid` is the host's, 0 before the start; `exit_code` is None until it has ended."""
+    """What the engine knows of an exec.
+
+    `pid` is the host's, 0 before the start; `exit_code` is None until it has ended.
+    """
 
     running: bool
     pid: int
@@ -80,9 +84,7 @@ class ExecEngine:
         connection = _dial(self._path, self._start_timeout_s)
         try:
             connection.sendall(head.encode() + body)
-            status = _read_status(connection)
-            if status not in STARTED:
-                raise EngineError(f"the engine did not start the session: {_rest(connection)}", status=status)
+            _expect_start(connection)
             connection.settimeout(None)
         except OSError as error:
             connection.close()
@@ -148,8 +150,11 @@ def _read_status(connection: socket.socket) -> int:
     return int(words[1])
 
 
-def _rest(connection: socket.socket) -> str:
-    return _message(connection.recv(4096))
+def _expect_start(connection: socket.socket) -> None:
+    status = _read_status(connection)
+    if status not in STARTED:
+        words = _message(connection.recv(4096))
+        raise EngineError(f"the engine did not start the session: {words}", status=status)
 
 
 def _message(content: bytes) -> str:

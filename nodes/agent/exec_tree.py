@@ -1,13 +1,15 @@
 """Which processes belong to an SSH session, and how they are ended.
 
-The runtime gives every exec a kernel session of its own (setsid), so "the session's processes" are those whose session id is the
-pid of the exec's first process. That draws the line where sshd draws it:
+The runtime gives every exec a kernel session of its own (setsid), so "the session's processes" are those whose session
+id is the pid of the exec's first process. That draws the line where sshd draws it:
 
-* foreground and background children, pipelines and stopped jobs carry the session id: they get HUP and CONT, and KILL a second later;
+* foreground and background children, pipelines and stopped jobs carry the session id: they get HUP and CONT, and KILL
+  a second later;
 * what the renter detached on purpose stays: `setsid` and daemons such as tmux left the session, `nohup` ignores HUP.
 
-Everything here reads the host's /proc, where ids are the host's. A pid may be reused, so a process counts as the session's first
-only with the start time noted when it was found, and signals go through a pidfd that was checked after it was opened.
+Everything here reads the host's /proc, where ids are the host's. A pid may be reused, so a process counts as the
+session's first only with the start time noted when it was found, and signals go through a pidfd that was checked after
+it was opened.
 """
 
 from __future__ import annotations
@@ -69,7 +71,10 @@ def signal_group(leader: Leader, number: int) -> bool:
 
 
 def end_tree(leader: Leader, *, grace_s: float = HANGUP_GRACE_S) -> None:
-    """HUP and CONT to every process of the session, KILL to what is left after `grace_s` and does not ignore HUP. Blocks."""
+    """HUP and CONT to every process of the session, KILL to what is left after `grace_s` and does not ignore HUP.
+
+    Blocks.
+    """
     for pid in members(leader):
         _send(pid, leader.pid, signal.SIGHUP)
         _send(pid, leader.pid, signal.SIGCONT)

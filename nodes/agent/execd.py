@@ -1,8 +1,9 @@
 """execd: what the agent does for the SSH gateway, over a Unix socket (docs/node-protocol.md, "On the node").
 
-The gateway faces the Internet and has no rights; execd has them and does three things only, each after asking whether the lease
-runs here: start a process in its container, connect to a port of its loopback, and steer a session it started. The descriptor of
-the stream is passed to the gateway, so no byte of a session flows through the agent and restarting it cuts none.
+The gateway faces the Internet and has no rights; execd has them and does three things only, each after asking whether
+the lease runs here: start a process in its container, connect to a port of its loopback, and steer a session it
+started. The descriptor of the stream is passed to the gateway, so no byte of a session flows through the agent and
+restarting it cuts none.
 
 One event loop on a thread of its own; calls that block (engine, /proc, the lookup) run on a small pool.
 """
@@ -63,7 +64,8 @@ class RefusedError(Exception):
 class Execd:
     """The server. `lookup` gives the running container of a lease id, or None; it is called from execd's own threads.
 
-    `start` binds the socket and raises OSError where it cannot; `stop` leaves every session running, for the next start to take up.
+    `start` binds the socket and raises OSError where it cannot; `stop` leaves every session running, for the next
+    start to take up.
     """
 
     def __init__(
@@ -188,7 +190,7 @@ class Execd:
         raise RefusedError("bad_request", "the verb is none of exec, connect, control")
 
     async def _hold(self, connection: socket.socket, session: Session) -> None:
-        """Wait for the gateway's side to close, then end the session, unless another connection took it over meanwhile."""
+        """Wait for the gateway's side to close, then end the session, unless another connection took it over."""
         await _await_close(connection)
         if session.holder is connection:
             await self._keeper.let_go(session)
@@ -286,7 +288,10 @@ class Execd:
         return None
 
     async def _control_ended(self, connection: socket.socket, request: Request) -> None:
-        """A session execd does not follow (any more): its exit code can still be asked, ending it again is a success."""
+        """A session execd does not follow (any more).
+
+        Its exit code can still be asked, ending it again is a success.
+        """
         operation, exec_id = request.get("op"), _text(request, "session")
         if not exec_id.isalnum():
             raise RefusedError("bad_request", "session is not the id of a session")
@@ -340,7 +345,10 @@ class Execd:
 
 
 def _listen(path: Path, group: str | None) -> socket.socket:
-    """A listening socket at `path`. It is made beside and moved into place, so nobody meets it with the wrong mode or not at all."""
+    """A listening socket at `path`.
+
+    It is made beside and moved into place, so nobody meets it with the wrong mode or not at all.
+    """
     draft = path.with_name(path.name + ".new")
     draft.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -1,7 +1,8 @@
 """The audit log: one JSON object a line, in a file of the gateway's own, out of the renter's reach.
 
-Who came (address, key fingerprint, lease), when, and what kind of thing they did. Never what was typed, nor a command's text,
-which may carry secrets. The file is opened for each line, so it can be rotated at any time and several processes may share it.
+Who came (address, key fingerprint, lease), when, and what kind of thing they did. Never what was typed, nor a
+command's text, which may carry secrets. The file is opened for each line, so it can be rotated at any time and several
+processes may share it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ Fact = str | int | float | bool | None
 
 
 class AuditLog:
-    """Appends events. A full disk must not lock renters out: a line that cannot be written goes to the program's log instead."""
+    """Appends events.
+
+    A full disk must not lock renters out: a line that cannot be written goes to the program's log instead.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path

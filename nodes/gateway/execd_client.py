@@ -1,4 +1,7 @@
-"""The gateway's side of execd's protocol (docs/node-protocol.md): one connection a request, descriptors received beside answers."""
+"""The gateway's side of execd's protocol (docs/node-protocol.md).
+
+One connection a request, descriptors received beside answers.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +32,14 @@ class ExecdClient:
         self._path = path
 
     async def exec(self, request: dict[str, Any]) -> tuple[str, socket.socket, socket.socket]:
-        """Start a session; (id, engine stream, held connection). The session lives as long as the held connection is open."""
+        """Start a session; (id, engine stream, held connection).
+
+        The session lives as long as the held connection is open.
+        """
         held = await self._dial(AWAY_LIMIT_S)
         try:
             answer, stream = await asyncio.wait_for(_ask(held, {"verb": "exec", **request}), ANSWER_LIMIT_S)
-            if stream is None:
-                raise ExecdError("failed", "the node sent no stream for the session")
-            return str(answer["session"]), stream, held
+            return str(answer["session"]), _present(stream), held
         except BaseException:
             held.close()
             raise
@@ -45,12 +49,13 @@ class ExecdClient:
         request = {"verb": "connect", "lease": lease_id, "host": host, "port": port}
         with await self._dial(AWAY_LIMIT_S) as connection:
             _, inside = await asyncio.wait_for(_ask(connection, request), ANSWER_LIMIT_S)
-        if inside is None:
-            raise ExecdError("failed", "the node sent no connection")
-        return inside
+        return _present(inside)
 
     async def control(self, session: str, operation: str, **facts: str | int) -> dict[str, Any]:
-        """Steer a session; the answer. "ended" and "wait" take as long as the session does, across restarts of the agent."""
+        """Steer a session; the answer.
+
+        "ended" and "wait" take as long as the session does, across restarts of the agent.
+        """
         request = {"verb": "control", "session": session, "op": operation, **facts}
         patient = operation in {"ended", "wait"}
         while True:
@@ -65,7 +70,10 @@ class ExecdClient:
             await asyncio.sleep(RETRY_S)
 
     async def attach(self, session: str) -> socket.socket:
-        """Take a session over after a restart of the agent; waits for execd as long as it takes. Raises ExecdError if it is gone."""
+        """Take a session over after a restart of the agent; waits for execd as long as it takes.
+
+        Raises ExecdError if it is gone.
+        """
         while True:
             held = await self._dial(None)
             try:
@@ -113,12 +121,8 @@ async def _ask(connection: socket.socket, request: dict[str, Any]) -> tuple[dict
         while not line.endswith(b"\n"):
             chunk, received = await _receive(connection)
             descriptors += received
-            if not chunk or len(line) > MAX_ANSWER_BYTES:
-                raise ExecdError("unavailable", "the node's agent closed the connection")
-            line += chunk
-        answer = json.loads(line)
-        if not answer.get("ok"):
-            raise ExecdError(str(answer.get("code", "failed")), str(answer.get("error", "the node refused")))
+            line = _extended(line, chunk)
+        answer = _accepted(json.loads(line))
     except (OSError, ValueError) as error:
         _close_all(descriptors)
         raise ExecdError("unavailable", "the node's agent does not answer") from error
@@ -126,6 +130,24 @@ async def _ask(connection: socket.socket, request: dict[str, Any]) -> tuple[dict
         _close_all(descriptors)
         raise
     return answer, _socket_of(descriptors)
+
+
+def _extended(line: bytes, chunk: bytes) -> bytes:
+    if not chunk or len(line) > MAX_ANSWER_BYTES:
+        raise ExecdError("unavailable", "the node's agent closed the connection")
+    return line + chunk
+
+
+def _accepted(answer: dict[str, Any]) -> dict[str, Any]:
+    if not answer.get("ok"):
+        raise ExecdError(str(answer.get("code", "failed")), str(answer.get("error", "the node refused")))
+    return answer
+
+
+def _present(descriptor: socket.socket | None) -> socket.socket:
+    if descriptor is None:
+        raise ExecdError("failed", "the node's agent sent no descriptor")
+    return descriptor
 
 
 async def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:

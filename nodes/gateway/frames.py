@@ -1,4 +1,7 @@
-"""Docker's stream format for sessions without a terminal: frames of an 8-byte head (stream, 0, 0, 0, length) and a payload."""
+"""Docker's stream format for sessions without a terminal.
+
+Frames of an 8-byte head (stream, 0, 0, 0, length) and a payload.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ class FrameError(Exception):
 
 
 class FrameParser:
-    """Splits a stream into (stream number, bytes) as they come. Holds at most one head: payloads are passed on in pieces."""
+    """Splits a stream into (stream number, bytes) as they come.
+
+    Holds at most one head: payloads are passed on in pieces.
+    """
 
     def __init__(self) -> None:
         self._head = b""

@@ -9,7 +9,10 @@ import asyncssh
 
 
 def ensure_host_key(path: Path) -> str:
-    """Make the key where it is missing; returns the public line ("ssh-ed25519 AAAA…"). Raises OSError, KeyImportError."""
+    """Make the key where it is missing; returns the public line ("ssh-ed25519 AAAA…").
+
+    Raises OSError, KeyImportError.
+    """
     if path.exists():
         key = asyncssh.read_private_key(path)
     else:

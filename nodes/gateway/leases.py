@@ -29,7 +29,10 @@ NOBODY = LeaseKeys()
 
 
 class LeaseBook:
-    """The current content of leases.json. A missing file lets nobody in; a garbled one keeps the last that could be read."""
+    """The current content of leases.json.
+
+    A missing file lets nobody in; a garbled one keeps the last that could be read.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""Bytes between an SSH channel and a socket of the node, with back-pressure both ways and nothing copied to a third place."""
+"""Bytes between an SSH channel and a socket of the node, with back-pressure both ways."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Channel = SSHServerChannel[bytes] | SSHTCPChannel[bytes]
 class Pipe(asyncio.Protocol):
     """The node's end of a channel: what the socket delivers is written to the channel.
 
-    `framed` streams are unpacked, their second stream goes to stderr. `ended` is set when the socket will deliver no more.
-    The channel's session must call `pause` and `resume` when the channel asks it to.
+    `framed` streams are unpacked, their second stream goes to stderr. `ended` is set when the socket will deliver no
+    more. The channel's session must call `pause` and `resume` when the channel asks it to.
     """
 
     def __init__(self, channel: Channel, *, framed: bool = False) -> None:
@@ -68,7 +68,10 @@ class Pipe(asyncio.Protocol):
             self._transport.resume_reading()
 
     def take_rest(self) -> None:
-        """Read on whatever the client does: engines throw away what they cannot deliver within 2 s of a process's end."""
+        """Read on whatever the client does.
+
+        Engines throw away what they cannot deliver within 2 s of a process's end.
+        """
         self._taking_rest = True
         self.resume()
 

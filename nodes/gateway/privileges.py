@@ -33,8 +33,10 @@ def become(user: str, *, owning: Path) -> None:
     entry = pwd.getpwnam(user)
     if os.geteuid() == entry.pw_uid:
         return
-    for path in (owning, *owning.iterdir()):
-        os.chown(path, entry.pw_uid, entry.pw_gid, follow_symlinks=False)
+    # Only while it is root's: in a directory of the user's own, a name could stand for a file that is none of his.
+    if owning.stat().st_uid == 0:
+        for path in (*owning.iterdir(), owning):
+            os.chown(path, entry.pw_uid, entry.pw_gid, follow_symlinks=False)
     os.initgroups(user, entry.pw_gid)
     os.setresgid(entry.pw_gid, entry.pw_gid, entry.pw_gid)
     os.setresuid(entry.pw_uid, entry.pw_uid, entry.pw_uid)

@@ -61,7 +61,7 @@ class LeaseSession(asyncssh.SSHServerSession[bytes]):
         """The channel is open."""
         self._channel = chan
 
-    def pty_requested(self, term_type: str, term_size: tuple[int, int, int, int], term_modes: Any) -> bool:  # noqa: ANN401, ARG002  asyncssh's signature
+    def pty_requested(self, term_type: str, term_size: tuple[int, int, int, int], term_modes: Any) -> bool:
         """A terminal; its modes are the container's own."""
         if self._probe_only:
             return False
@@ -137,7 +137,7 @@ class LeaseSession(asyncssh.SSHServerSession[bytes]):
         self._request["kind"] = kind
         return allowed or not self._probe_only
 
-    def _spawn(self, work: Any) -> asyncio.Task[None]:  # noqa: ANN401  a coroutine of None
+    def _spawn(self, work: Any) -> asyncio.Task[None]:
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -235,7 +235,10 @@ class LeaseSession(asyncssh.SSHServerSession[bytes]):
 
 
 class _Duty:
-    """Keeps the connection open on which execd sees that the gateway still wants the session; renews it when the agent restarts."""
+    """Keeps the connection open on which execd sees that the gateway still wants the session.
+
+    Renews it when the agent restarts.
+    """
 
     def __init__(self, execd: ExecdClient, session_id: str, held: socket.socket) -> None:
         self._execd = execd
@@ -244,7 +247,10 @@ class _Duty:
         self._task = asyncio.get_running_loop().create_task(self._watch())
 
     async def release(self) -> None:
-        """The session has ended. The watch is awaited before its descriptor is closed, whose number may be reused at once."""
+        """The session has ended.
+
+        The watch is awaited before its descriptor is closed, whose number may be reused at once.
+        """
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         self._held.close()
