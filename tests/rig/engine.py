@@ -27,6 +27,7 @@ from tests.rig.network import RECORDS, EngineError, Network
 HERE = Path(__file__).parent
 START_SECONDS = 30.0
 STOP_SECONDS = 20.0
+DATA_SIZE = "4g"  # a cap, not a reservation
 
 
 def wait_until(condition: Callable[[], bool], *, seconds: float, what: str) -> None:
@@ -38,12 +39,16 @@ def wait_until(condition: Callable[[], bool], *, seconds: float, what: str) -> N
         time.sleep(0.02)
 
 
+def thread_state(task: Path) -> str:
+    """The letter of proc(5) for a thread's state, given its directory: R, S, T for stopped, ..."""
+    return (task / "stat").read_text().rpartition(")")[2].split()[0]
+
+
 class Engine:
     """One Docker engine with fake GPUs; a context manager that leaves nothing behind."""
 
     def __init__(self, gpus: Sequence[nvml.FakeGpu] | None = None) -> None:
-        # below /var/tmp: /tmp may be a tmpfs, on which overlay file systems do not work
-        self.root = Path(tempfile.mkdtemp(prefix="lessor-rig-", dir="/var/tmp"))
+        self.root = Path(tempfile.mkdtemp(prefix="lessor-rig-"))
         self.fleet = nvml.FakeFleet(self.root / "fake-nvml.conf", nvml.make_gpus(4) if gpus is None else gpus)
         self._network: Network | None = None
         self._containerd: subprocess.Popen[bytes] | None = None
@@ -111,8 +116,15 @@ class Engine:
         self._network = Network(self.root)
         (self.root / "daemon.json").write_text("{}")  # keeps the machine's own /etc/docker/daemon.json out
         (self.root / "containerd.toml").write_text('version = 2\ndisabled_plugins = ["io.containerd.grpc.v1.cri"]\n')
+        self._mount_data()
         self._start_containerd()
         self.start_dockerd()
+
+    def _mount_data(self) -> None:
+        """Images and containers live in memory: on disk, removing them took longer than everything else together."""
+        data = self.root / "data"
+        data.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DATA_SIZE}", self.name, data], check=True)
 
     def _spawn(self, name: str, *command: str) -> subprocess.Popen[bytes]:
         environment = {
@@ -201,6 +213,12 @@ class Engine:
     def pause(self) -> None:
         """Freezes dockerd: it neither answers nor refuses."""
         os.kill(self.pid, signal.SIGSTOP)
+        threads = Path(f"/proc/{self.pid}/task")
+        wait_until(
+            lambda: all(thread_state(thread) == "T" for thread in threads.iterdir()),
+            seconds=STOP_SECONDS,
+            what="freezing dockerd",
+        )
 
     def resume(self) -> None:
         """Ends `pause`."""
