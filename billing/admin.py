@@ -62,6 +62,12 @@ class SkuAdmin(ReadOnly[Sku]):
     def _new_price(self, request: HttpRequest) -> HttpResponse:
         return admin_views.new_price(request, self.admin_site)
 
+    def get_list_display(self, request: HttpRequest) -> list[Any]:
+        """The link of a row only for those who may follow it."""
+        return [
+            name for name in self.list_display if name != "new_price" or request.user.has_perm(admin_views.MAY_PRICE)
+        ]
+
     @admin.display(description=_("base / h"))
     def base(self, sku: Any) -> str:
         """The base price."""
@@ -89,9 +95,9 @@ class SkuAdmin(ReadOnly[Sku]):
 
     @admin.display(description="")
     def new_price(self, sku: Sku) -> str:
-        """The button of a row."""
+        """The link of a row."""
         url = reverse("admin:billing_new_price", query={"gpu_model": sku.gpu_model})
-        return format_html('<a class="button" href="{}">{}</a>', url, _("New price"))
+        return format_html('<a href="{}">{}</a>', url, _("New price"))
 
 
 def _price(micros: int | None, currency: str) -> str:
@@ -158,6 +164,10 @@ class AccountAdmin(ReadOnly[Account]):
     def _top_up(self, request: HttpRequest, tenant_id: str) -> HttpResponse:
         return admin_views.top_up(request, tenant_id, self.admin_site)
 
+    def get_list_display(self, request: HttpRequest) -> list[Any]:
+        """The link of a row only for those who may follow it."""
+        return [name for name in self.list_display if name != "top_up" or request.user.has_perm(admin_views.MAY_TOP_UP)]
+
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """The list with its sums, one per currency."""
         return admin_views.with_totals(super().changelist_view(request, extra_context), _account_totals)
@@ -179,14 +189,9 @@ class AccountAdmin(ReadOnly[Account]):
 
     @admin.display(description="")
     def top_up(self, account: Account) -> str:
-        """The button of a row."""
-        return top_up_button(account.tenant_id, account.currency)
-
-
-def top_up_button(tenant_id: str, currency: str) -> str:
-    """A link to the top-up form of a tenant."""
-    url = reverse("admin:billing_top_up", args=[tenant_id], query={"currency": currency})
-    return format_html('<a class="button" href="{}">{}</a>', url, _("Top up"))
+        """The link of a row."""
+        url = reverse("admin:billing_top_up", args=[account.tenant_id], query={"currency": account.currency})
+        return format_html('<a href="{}">{}</a>', url, _("Top up"))
 
 
 @admin.register(LedgerEntry)

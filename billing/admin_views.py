@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from django.conf import settings
 from django.contrib import messages
@@ -14,7 +14,7 @@ from django.utils.translation import gettext as _
 
 from billing import money
 from billing.forms import DEFAULT_FACTOR_TEXTS, PriceForm, TopUpForm, factor_text
-from billing.models import PriceVersion, TopUp
+from billing.models import Plan, PriceVersion, TopUp
 from billing.prices import plan_amounts, set_price
 from billing.top_ups import book_top_up
 from portal.actor import Actor
@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
 
 
+MAY_TOP_UP: Final = "billing.add_topup"
+MAY_PRICE: Final = "billing.add_priceversion"
+
+
 def site_currency() -> str:
     """The currency this site sells in."""
     return settings.CURRENCY
@@ -39,7 +43,7 @@ def site_currency() -> str:
 
 def top_up(request: HttpRequest, tenant_id: str, site: AdminSite) -> HttpResponse:
     """Book a payment for a tenant: form, then the amount as it was understood, then booked once."""
-    if not request.user.has_perm("billing.add_topup"):
+    if not request.user.has_perm(MAY_TOP_UP):
         raise PermissionDenied
     tenant = get_object_or_404(Tenant, pk=tenant_id)
     currency = request.POST.get("currency") or request.GET.get("currency") or site_currency()
@@ -94,7 +98,7 @@ def _book(request: HttpRequest, form: TopUpForm, tenant: Tenant, before: TopUp |
 
 def new_price(request: HttpRequest, site: AdminSite) -> HttpResponse:
     """Make a price version: form, then what each plan will cost, then the version."""
-    if not request.user.has_perm("billing.add_priceversion"):
+    if not request.user.has_perm(MAY_PRICE):
         raise PermissionDenied
     form = PriceForm(request.POST) if request.method == "POST" else PriceForm(initial=_current(request))
     facts: dict[str, Any] = {"title": _("New price"), "form": form, "currency": site_currency()}
@@ -124,7 +128,7 @@ def new_price(request: HttpRequest, site: AdminSite) -> HttpResponse:
 def _plan_rows(amounts: dict[str, tuple[int, int]]) -> list[tuple[str, str, str]]:
     """``(plan, factor, price)`` to show."""
     return [
-        (plan, factor_text(factor), price_per_hour(micros, site_currency()))
+        (str(Plan(plan).label), factor_text(factor), price_per_hour(micros, site_currency()))
         for plan, (factor, micros) in amounts.items()
     ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from django.contrib.auth.models import Permission
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
@@ -192,3 +193,19 @@ def test_lists_cost_the_same_queries_for_any_number_of_rows(
     with django_assert_num_queries(len(few)):
         desk.get(url)
     assert LedgerEntry.objects.count() == 12
+
+
+def test_links_that_lead_to_a_refusal_are_not_shown(tenant: Tenant, actor: Actor) -> None:
+    set_price(gpu_model=make.H100, base_micros_per_hour=1_660_000, actor=actor)
+    make.make_balance(tenant)
+    looker = make.make_user("looker@example.test")
+    looker.is_staff = True
+    looker.save(update_fields=["is_staff"])
+    looker.user_permissions.set(Permission.objects.filter(codename__in=["view_account", "view_sku"]))
+    client = Client()
+    client.force_login(looker)
+    for name, words in (("account", "Top up"), ("sku", "New price")):
+        url = reverse(f"admin:billing_{name}_changelist")
+        row = client.get(url).context["cl"].result_list[0]
+        assert words not in client.get(url).content.decode()
+        assert words not in client.get(reverse(f"admin:billing_{name}_change", args=[row.pk])).content.decode()
