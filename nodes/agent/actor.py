@@ -220,12 +220,16 @@ class Actor:
         steps = Cleaning(self._parts, record, self._pause).run()
         evidence: dict[str, object] = {"steps": [s.as_json() for s in steps]}
         failed = [s for s in steps if not s.ok]
+        # Only what speaks against a device holds one back; a volume or network that stays is tried again at the next
+        # start, and is told as a step that is not ok.
+        dirty = sorted({uuid for s in failed for uuid in s.devices})
+        if dirty:
+            evidence["quarantine"] = dirty
         if failed:
-            evidence["quarantine"] = sorted({uuid for s in failed for uuid in s.devices})
             logger.error(
                 "lease %s did not come clean: %s", record.lease_id, "; ".join(f"{s.name}: {s.detail}" for s in failed)
             )
-        self._report(record, "cleaning_failed" if failed else "cleaned", evidence=evidence)
+        self._report(record, "cleaning_failed" if dirty else "cleaned", evidence=evidence)
         if not self._reporter.drain():
             raise _AgentStops
         self._parts.store.delete(record.lease_id)

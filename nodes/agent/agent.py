@@ -12,7 +12,7 @@ from nodes.agent.desired import container_name
 from nodes.agent.engine import DockerEngine, Engine
 from nodes.agent.execd import Execd, RunningContainer
 from nodes.agent.failures import AgentError, EngineError
-from nodes.agent.gateway_link import GatewayLink, share_directory
+from nodes.agent.gateway_link import GatewayLink, group_id, share_directory
 from nodes.agent.gpus import Gpus
 from nodes.agent.heartbeat import Heartbeat, Inventory, gpu_request
 from nodes.agent.hostconfig import NodeFacts
@@ -68,6 +68,7 @@ class Agent:
             threads=ThreadPoolExecutor(16, thread_name_prefix="prepare"),
             node_facts=self._node_facts,
             on_driver_fault=self._driver_fault,
+            cleaning_limit_s=options.cleaning_limit_s,
         )
         self.reconciler = Reconciler(self._parts, self._rules, identity.node_id, identity.pull_s)
         self._heartbeat = Heartbeat(
@@ -80,7 +81,7 @@ class Agent:
         self._preflight = PreflightKeeper(preflight, self._portal)
         self._execd = Execd(
             socket_path=run / "execd.sock", docker_socket=options.docker_socket, lookup=self.running_container,
-            group=options.gateway_group or None,
+            group=options.gateway_group if group_id(options.gateway_group) is not None else None,
         )  # fmt: skip
         self._worker = (
             WakeWorker(identity.broker_url, identity.queue, self.reconciler.wake) if identity.broker_url else None
@@ -147,7 +148,7 @@ def prepare_directories(options: Options) -> None:
     for directory in (options.state_dir, options.run_dir):
         directory.mkdir(parents=True, exist_ok=True)
         directory.chmod(0o711)
-    share_directory(options.state_dir / "gateway", options.gateway_group)
+        share_directory(directory / "gateway", options.gateway_group)
 
 
 def take_lock(state_dir: Path) -> TextIO:

@@ -3,7 +3,6 @@
 A device that does not come clean is quarantined; the lease's other devices, and the rest of the node, are not held up.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +48,7 @@ class Cleaning:
         self._name = container_name(record.lease_id, record.generation)
         self._pause = pause
         self._log_path = ""
+        self._give_up = 0.0
 
     def run(self) -> tuple[CleanStep, ...]:
         """All steps in order, each tried whatever became of those before it."""
@@ -92,7 +92,8 @@ class Cleaning:
                 found += [f"pid {pid} on {uuid}" for pid in sorted(self._gpu_pids(uuid) - set(base))]
             return found
 
-        found = self._until_empty(left)
+        self._give_up = now() + self._parts.cleaning_limit_s  # for the devices as a whole, this step and the next
+        found = self._until_empty(left, self._give_up)
         at_fault = tuple(uuid for uuid in self._record.devices if any(uuid in text for text in found))
         return CleanStep(
             "processes_gone", not found, "; ".join(found), at_fault or (self._record.devices if found else ())
@@ -116,7 +117,7 @@ class Cleaning:
                     found.append(uuid)
             return found
 
-        found = self._until_empty(above)
+        found = self._until_empty(above, self._give_up)
         return CleanStep("gpu_memory_base", not found, "; ".join(used.values()), tuple(found))
 
     def _volume_gone(self) -> CleanStep:
@@ -161,9 +162,9 @@ class Cleaning:
         found = self._until_empty(problems)
         return CleanStep(name, not found, "; ".join(found))
 
-    def _until_empty(self, look: Callable[[], list[str]]) -> list[str]:
-        give_up = time.monotonic() + self._parts.cleaning_limit_s
-        while (found := look()) and time.monotonic() < give_up:
+    def _until_empty(self, look: Callable[[], list[str]], give_up: float | None = None) -> list[str]:
+        give_up = now() + self._parts.cleaning_limit_s if give_up is None else give_up
+        while (found := look()) and now() < give_up:
             self._pause(POLL_S)
         return found
 

@@ -48,6 +48,7 @@ class Options:
     allow_plain_http: bool = False
     memlock: bool = False  # whether this node may lift RLIMIT_MEMLOCK for RDMA
     nofile: int = 20000
+    cleaning_limit_s: int = 30  # how long a device may take to come clean before it is quarantined
     log_level: str = "INFO"
 
     @property

@@ -9,20 +9,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from nodes.agent.failures import Failure
+
 Want = Literal["run", "stop"]
 
 LEASE_ID = re.compile(r"ls-[A-Za-z0-9]{1,40}")
 DEVICE_UUID = re.compile(r"(GPU|MIG)-[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-# Host and path of an image reference with tag or digest. The leading character rules out anything an argument parser
-# or a URL could take for something else.
-IMAGE = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._/:-]{0,254}(@sha256:[0-9a-f]{64})?")
+_PATH = r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*"
+# [host[:port]/]path[:tag][@digest], as engines understand it.
+IMAGE = re.compile(
+    rf"(?=.{{1,400}}$)(?:[a-zA-Z0-9][a-zA-Z0-9.-]*(?::[0-9]{{1,5}})?/)?{_PATH}(?:/{_PATH})*"
+    r"(?::[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(?:@sha256:[0-9a-f]{64})?"
+)
 KEY_LINE = re.compile(r"[a-z0-9@.-]{3,64} [A-Za-z0-9+/]{16,8192}={0,2}( [^\r\n]{0,200})?")
 
 MAX_BYTES = 1 << 50
 
 
 class DesiredInvalidError(ValueError):
-    """The portal's words for one lease cannot be carried out; says which field and why."""
+    """The portal's words for one lease cannot be carried out; says which field and why, and whose fault it is."""
+
+    def __init__(self, message: str, failure: Failure = "failed_launch") -> None:
+        super().__init__(message)
+        self.failure: Failure = failure
 
 
 @dataclass(frozen=True)
@@ -56,7 +65,7 @@ def parse_lease(raw: Mapping[str, object]) -> DesiredLease:
     Raises:
         DesiredInvalidError: a field is missing, of the wrong type or outside its range.
     """
-    want = raw.get("want")
+    want = _text(raw, "want")
     if want not in {"run", "stop"}:
         raise DesiredInvalidError(f"want must be run or stop, not {want!r}")
     deadline = raw.get("deadline_s")
@@ -94,7 +103,8 @@ def _text(raw: Mapping[str, object], field: str) -> str:
 def _matching(raw: Mapping[str, object], field: str, pattern: re.Pattern[str]) -> str:
     value = _text(raw, field)
     if not pattern.fullmatch(value):
-        raise DesiredInvalidError(f"{field} has a form this node does not accept")
+        failure: Failure = "failed_image" if field == "image" else "failed_launch"
+        raise DesiredInvalidError(f"{field} has a form this node does not accept", failure)
     return value
 
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nodes.agent.config import write_private
-from nodes.agent.log import logger
 
 ASK_TIMEOUT_S = 5.0
 
@@ -36,7 +35,7 @@ class GatewayLink:
 
     def __init__(self, run_dir: Path, group: str) -> None:
         self._directory = run_dir / "gateway"
-        self._group = _group_id(group)
+        self._group = group_id(group)
         self._lock = threading.Lock()
         share_directory(self._directory, group)
         self._leases: dict[str, dict[str, object]] = self._load()
@@ -97,15 +96,15 @@ class GatewayLink:
 def share_directory(path: Path, group: str) -> None:
     """A directory that the agent and the gateway's group may both write in, and nobody else enter."""
     path.mkdir(parents=True, exist_ok=True)
-    gid = _group_id(group)
+    gid = group_id(group)
     if gid is not None:
         os.chown(path, -1, gid)
     path.chmod(0o2770)
 
 
-def _group_id(group: str) -> int | None:
+def group_id(group: str) -> int | None:
+    """The number of a group, None where this machine has no such group: then only root shares with the gateway."""
     try:
         return grp.getgrnam(group).gr_gid
     except KeyError:
-        logger.warning("no group %s on this machine: only root can read what the gateway needs", group)
         return None

@@ -137,15 +137,15 @@ def _handle(uuid: str) -> Any:  # an opaque NVML handle
 def _read(index: int) -> GpuFacts:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     uuid = _text(nvml.nvmlDeviceGetUUID(handle))
-    memory = _optional(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)  # one that does not even tell its size counts as not seen
     capability = _optional(lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle))
     mig = _optional(lambda: nvml.nvmlDeviceGetMigMode(handle))
     serial = _optional(lambda: _text(nvml.nvmlDeviceGetSerial(handle)))
-    fault = _fault(handle) if memory is not None else "the driver does not tell its memory"
+    fault = _fault(handle)
     return GpuFacts(
         uuid=uuid,
         name=_text(nvml.nvmlDeviceGetName(handle)),
-        memory_bytes=int(memory.total) if memory is not None else 0,
+        memory_bytes=int(memory.total),
         index=index,
         pci_bus_id=_text(nvml.nvmlDeviceGetPciInfo(handle).busId),
         serial=serial or None,

@@ -112,8 +112,9 @@ class Launch:
                 if engine.inspect(self._name):
                     engine.remove(self._name)  # from a try that was cut off before its start
                 container = engine.create(self._name, body)
-            self._check(container, body)
-            self._complete(container, image)
+            with step("check", self._lease.id, self._lease.generation):
+                self._check(container, body)
+                self._complete(container, image)
         except EngineError as error:
             raise classify_start(error) from error
         return container

@@ -13,6 +13,7 @@ from nodes.agent.agent import Agent, prepare_directories, take_lock
 from nodes.agent.config import Options, load_identity, load_options, save
 from nodes.agent.contact import boot_id
 from nodes.agent.failures import AgentError
+from nodes.agent.gateway_link import group_id
 from nodes.agent.heartbeat import host_key
 from nodes.agent.log import logger
 from nodes.agent.machine import machine_id
@@ -103,6 +104,8 @@ def _enrol(options: Options, given: dict[str, object]) -> int:
 def _run(options: Options, _given: dict[str, object]) -> int:
     identity = load_identity(options.state_dir)
     check_url(identity.portal_url, allow_plain_http=options.allow_plain_http)
+    if group_id(options.gateway_group) is None:
+        logger.warning("no group %s on this machine: the gateway has to run as root", options.gateway_group)
     agent = Agent(options, identity)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

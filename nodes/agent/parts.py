@@ -32,5 +32,5 @@ class Parts:
     threads: ThreadPoolExecutor  # for the steps of a launch that need not wait for one another
     node_facts: Callable[[], NodeFacts]
     on_driver_fault: Callable[[], None]
-    cleaning_limit_s: float = 30.0  # how long a device may take to come clean before it is quarantined
+    cleaning_limit_s: float = 30.0
     watch_s: float = 15.0  # an exit is told by the engine's events; this is the net below them

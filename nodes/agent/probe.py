@@ -137,5 +137,5 @@ def _evidence(lease: DesiredLease, output: str, keys: frozenset[str], ssh_ms: fl
         "devices_seen": list(devices),
         "devices_source": source,
         "keys_seen": sorted(keys),
-        "ssh_ms": round(ssh_ms, 1),
+        "ssh_ms": round(ssh_ms),
     }

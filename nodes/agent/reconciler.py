@@ -74,8 +74,8 @@ class Reconciler:
     def records(self) -> tuple[LeaseRecord, ...]:
         """What is here now, as copies; at most one per lease."""
         with self._lock:
-            actors = list(self._actors.values())
-        return tuple(record for actor in actors if (record := actor.record))
+            actors, left = list(self._actors.values()), list(self._left.values())
+        return (*(record for actor in actors if (record := actor.record)), *left)
 
     # Pulling ----------------------------------------------------------------------------------------------------------
 
@@ -157,7 +157,7 @@ class Reconciler:
                     generation,
                     "failed",
                     detail=f"The node refused the order: {error}.",
-                    failure="failed_launch",
+                    failure=error.failure,
                 )
             )
             self._parts.portal.report(Report(lease_id, generation, "cleaned", evidence={"steps": []}))

@@ -44,6 +44,7 @@ def make_app(broker_url: str, queue: str, wake: Callable[[str], None]) -> Celery
         worker_enable_remote_control=False,
         worker_send_task_events=False,
         worker_hijack_root_logger=False,
+        worker_cancel_long_running_tasks_on_connection_loss=True,  # ours take no time; silences a warning
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
         broker_transport_options={
@@ -61,7 +62,7 @@ def make_app(broker_url: str, queue: str, wake: Callable[[str], None]) -> Celery
     def take(lease_id: str = "") -> None:
         wake(lease_id)
 
-    app.task(name=TASK)(take)
+    app.task(name=TASK, shared=False)(take)
     return app
 
 
@@ -81,6 +82,7 @@ class WakeWorker:
         """Start listening; returns at once."""
         logging.getLogger("celery").setLevel(logging.ERROR)
         logging.getLogger("kombu").setLevel(logging.ERROR)
+        celery_state.should_stop = None  # of the process, and left over from a worker that was stopped before
         self._thread.start()
 
     def stop(self) -> None:
