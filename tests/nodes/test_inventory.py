@@ -142,6 +142,17 @@ def test_a_quarantined_card_stays_quarantined_in_another_machine(node: Node, act
     assert (node.gpus.get().health, node.gpus.get().health_note) == ("quarantined", "canary seen")
 
 
+def test_a_quarantined_card_that_is_pulled_out_and_put_back_stays_quarantined(node: Node) -> None:
+    services.record_inventory(node=node, payload=inventory([gpu(UUIDS[0])]))
+    services.quarantine(uuids=[UUIDS[0]], node=node, note="memory not freed")
+    broken = [{"uuid": UUIDS[0], "healthy": False, "fault": "Xid 79"}]
+    for _ in range(2):
+        services.record_inventory(node=node, payload=inventory([]))
+        services.record_heartbeat(node=node, payload=heartbeat(gpus=broken))
+        services.record_inventory(node=node, payload=inventory([gpu(UUIDS[0])]))
+    assert (node.gpus.get().health, node.gpus.get().health_note) == ("quarantined", "memory not freed")
+
+
 def test_an_address_that_is_not_said_stays_as_it_was(node: Node) -> None:
     services.record_inventory(node=node, payload=inventory(ssh_host="", ssh_port=None, ssh_host_key=None))
     before = (node.ssh_host, node.ssh_port, node.ssh_host_key)

@@ -21,6 +21,12 @@ def test_a_command_gives_its_output_its_stderr_apart_and_its_exit_status(node: N
     assert (done.stdout, done.stderr, done.returncode) == (b"out\n", b"err\n", 7)
 
 
+def test_a_client_with_its_own_defaults_gets_the_fastest_cipher(node: Node, lease: Lease) -> None:
+    done = node.ssh(lease.id, "true", options=("-v",))
+
+    assert done.stderr.count(b"cipher: aes128-gcm@openssh.com") == 2
+
+
 def test_twenty_megabytes_of_input_arrive_whole_and_end(node: Node, lease: Lease) -> None:
     data = random.Random(1).randbytes(20_000_000)  # noqa: S311  the same in each run
 
