@@ -15,6 +15,7 @@ from django.db import connection, connections
 from django.utils import timezone
 
 from billing.models import Account, Hold
+from billing.services import place_hold
 from nodes import services as node_services
 from nodes.models import GpuSlot, Node
 from portal.actor import Actor
@@ -141,6 +142,42 @@ def test_after_a_drain_was_answered_no_lease_appears() -> None:  # case G06
         assert Lease.objects.filter(node=node).count() == seen[0]
         Node.objects.filter(pk=node.pk).update(preflight_ok=False)
     assert_books_and_slots_agree()
+
+
+def test_a_drain_waits_for_an_order_that_has_taken_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:  # case G06
+    make.make_price()
+    node = make.make_node(gpus=1)
+    operator = Actor.of_user(make.make_user("operator@example.test", operator=True))
+    taken, drained, go_on = threading.Event(), threading.Event(), threading.Event()
+
+    def slow_hold(**values: Any) -> Any:
+        taken.set()
+        assert go_on.wait(30)
+        return place_hold(**values)
+
+    def drain() -> int:
+        assert taken.wait(30)
+        node_services.drain(node=node, actor=operator)
+        drained.set()
+        return Lease.objects.filter(node=node).count()
+
+    def let_the_order_go_on() -> None:
+        assert taken.wait(30)
+        while not (drained.is_set() or somebody_waits_for_a_lock()):
+            pass  # the test's time limit ends this
+        go_on.set()
+
+    monkeypatch.setattr("rental.services.place_hold", slow_hold)
+    _, seen, _ = at_once(ordering(*a_renter(1)), drain, let_the_order_go_on)
+    assert seen == Lease.objects.filter(node=node).count() == 1
+
+
+def somebody_waits_for_a_lock() -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        )
+        return bool(cursor.fetchone()[0])
 
 
 def test_a_stop_at_the_moment_it_becomes_ready_ends_either_way() -> None:
