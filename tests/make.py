@@ -20,7 +20,7 @@ from django.conf import settings
 from django.db.models import F
 from django.utils import timezone
 
-from billing.models import Account, Hold, LedgerEntry, Plan, PlanPrice, PriceVersion, Sku
+from billing.models import Account, Hold, LedgerEntry, Plan, PlanPrice, PriceVersion, Sku, TopUp
 from nodes.models import Gpu, GpuSlot, Node
 from portal import ids, keys, tokens
 from portal.models import ApiToken, Membership, SshKey, Tenant, User
@@ -190,6 +190,12 @@ def make_balance(tenant: Tenant, micros: int = 100_000_000, *, currency: str | N
     Account.objects.filter(pk=account.pk).update(balance_ticks=F("balance_ticks") + ticks)
     account.refresh_from_db()
     return account
+
+
+def make_top_up(tenant: Tenant, micros: int = 1_000_000, *, reference: str | None = None) -> TopUp:
+    """A booked payment with its ledger entry."""
+    account = make_balance(tenant, micros)
+    return TopUp.objects.create(account=account, amount_micros=micros, reference=reference or f"payment {next(_count)}")
 
 
 def make_hold(account: Account, lease_id: str, micros: int = 2_490_000) -> Hold:

@@ -1,0 +1,156 @@
+"""Who may call what: one entry per route of the URL conf, read by tests/test_matrix.py.
+
+A route that is not in ``TABLE`` fails the tests, so a new route joins by being declared here: ``public``, ``person``
+(any signed-in caller), ``owned`` (an object of a person or tenant, with a maker), ``node``. Admin routes need no entry:
+one rule covers them. ``bodies`` holds a valid body for every write, ``writable`` the only fields a body may name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rental import requests
+from rental.services import build_quote
+from rental.states import State
+from tests import make
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from portal.models import User
+
+    Body = Callable[[User], dict[str, Any]]
+
+PUBLIC, PERSON, OWNED, ACCOUNT, NODE = "public", "person", "owned", "account", "node"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """How one route is guarded. ``make`` gives the URL's arguments for a fresh object of a user."""
+
+    kind: str
+    make: Callable[[User], dict[str, str]] | None = None
+    bodies: Mapping[str, Body] = field(default_factory=dict)
+    writable: frozenset[str] = frozenset()
+    methods: frozenset[str] = frozenset()  # for views that are functions; classes tell by themselves
+    of_user: bool = False  # belongs to the person, whatever the tenant of their token
+
+
+def public(*methods: str) -> Entry:
+    """Needs nobody."""
+    return Entry(PUBLIC, methods=frozenset(methods))
+
+
+def person(*methods: str, writable: str = "", **bodies: Body) -> Entry:
+    """Needs a signed-in caller: lists and creations."""
+    return Entry(PERSON, bodies=bodies, writable=frozenset(writable.split()), methods=frozenset(methods))
+
+
+def owned(
+    make_object: Callable[[User], dict[str, str]], *, of_user: bool = False, writable: str = "", **bodies: Body
+) -> Entry:
+    """An object: its owner gets it, everyone else 404."""
+    return Entry(OWNED, make=make_object, bodies=bodies, writable=frozenset(writable.split()), of_user=of_user)
+
+
+def empty(_: User) -> dict[str, Any]:
+    """A write that takes no fields."""
+    return {}
+
+
+# --- objects and bodies ---------------------------------------------------------------------------------------------
+
+
+def a_key(user: User) -> dict[str, str]:
+    """An SSH key."""
+    return {"key_id": make.make_key(user).pk}
+
+
+def a_token(user: User) -> dict[str, str]:
+    """An API token."""
+    return {"token_id": make.make_token(user)[0].pk}
+
+
+def a_lease(user: User) -> dict[str, str]:
+    """A running lease of the user's own tenant."""
+    return {"lease_id": make.make_lease(make.tenant_of(user), state=State.RUNNING).pk}
+
+
+def key_body(_: User) -> dict[str, Any]:
+    """A key to add."""
+    return {"public_key": make.ed25519_line(), "name": "laptop"}
+
+
+def token_body(_: User) -> dict[str, Any]:
+    """A token to create over the API."""
+    return {"name": "ci", "scopes": ["leases:read"]}
+
+
+def token_form(_: User) -> dict[str, Any]:
+    """A token to create on the page."""
+    return {"name": "ci", "scopes": ["leases:read"], "ends": "30"}
+
+
+def quote_body(user: User) -> dict[str, Any]:
+    """Something that can be quoted: hardware, a price, a key and money are there."""
+    make.make_node(gpus=2)
+    make.make_price()
+    make.make_balance(make.tenant_of(user))
+    make.make_key(user)
+    return {"gpu_model": make.H100, "gpu_count": 1}
+
+
+def lease_body(user: User) -> dict[str, Any]:
+    """A quote to order."""
+    request = requests.parse(quote_body(user))
+    return {"quote": build_quote(tenant=make.tenant_of(user), user=user, request=request).token, "name": "mine"}
+
+
+QUOTE_FIELDS = " ".join(sorted(requests.FIELDS))
+
+TABLE: dict[str, Entry] = {
+    # the project itself
+    "healthz": public("GET"),
+    "readyz": public("GET"),
+    "prefs/theme": public("POST"),
+    "i18n/setlang/": public("POST"),
+    # access pages
+    "access/keys/": person(POST=key_body, writable="public_key name"),
+    "access/keys/<str:key_id>/remove/": owned(a_key, POST=empty, of_user=True),
+    "access/tokens/": person(POST=token_form, writable="name scopes ends"),
+    "access/tokens/<str:token_id>/revoke/": owned(a_token, POST=empty, of_user=True),
+    "billing/": person("GET"),
+    # API v1
+    "api/v1/openapi.json": public(),
+    "api/v1/docs/": public(),
+    "api/v1/me": person(),
+    "api/v1/ssh-keys": person(POST=key_body, writable="public_key name"),
+    "api/v1/ssh-keys/<str:key_id>": owned(a_key, DELETE=empty, of_user=True),
+    "api/v1/tokens": person(POST=token_body, writable="name scopes expires_at"),
+    "api/v1/tokens/<str:token_id>": owned(a_token, DELETE=empty),
+    "api/v1/offers": public(),
+    "api/v1/quotes": person(POST=quote_body, writable=QUOTE_FIELDS),
+    "api/v1/leases": person(POST=lease_body, writable="quote name"),
+    "api/v1/leases/<str:lease_id>": owned(a_lease),
+    "api/v1/leases/<str:lease_id>/stop": owned(a_lease, POST=empty),
+    "api/v1/leases/<str:lease_id>/keep": owned(a_lease, POST=empty),
+    "api/v1/leases/<str:lease_id>/events": owned(a_lease),
+    "api/v1/leases/<str:lease_id>/receipt": owned(a_lease),
+    "api/v1/balance": person(),
+    "api/v1/ledger": person(),
+    # node API
+    "api/node/v1/enrol": Entry(NODE),
+    "api/node/v1/inventory": Entry(NODE),
+    "api/node/v1/preflight": Entry(NODE),
+    "api/node/v1/heartbeat": Entry(NODE),
+    "api/node/v1/desired": Entry(NODE),
+    "api/node/v1/leases/<str:lease_id>/report": Entry(NODE),
+}
+
+
+def entry_of(path: str) -> Entry | None:
+    """The entry of a route; allauth's own pages share one, tests/portal/test_accounts.py walks through them."""
+    if path.removeprefix("^").startswith("account/"):
+        return Entry(ACCOUNT)
+    return TABLE.get(path)
