@@ -38,18 +38,21 @@ def audit(
     )
 
 
-@transaction.atomic
 def ensure_personal_tenant(user: User) -> Tenant:
-    """The user's own tenant, made at sign-up. Safe to call again."""
-    membership = (
-        Membership.objects.select_related("tenant")
-        .filter(user=user, role=Membership.Role.OWNER, tenant__kind=Tenant.Kind.PERSONAL)
-        .first()
-    )
-    if membership:
-        return membership.tenant
+    """The user's own tenant, made at sign-up. Safe to call again; looking it up takes no lock."""
+    return _personal_tenant(user) or _create_personal_tenant(user)
+
+
+def _personal_tenant(user: User) -> Tenant | None:
+    return Tenant.objects.filter(
+        kind=Tenant.Kind.PERSONAL, memberships__user=user, memberships__role=Membership.Role.OWNER
+    ).first()
+
+
+@transaction.atomic
+def _create_personal_tenant(user: User) -> Tenant:
     User.objects.select_for_update().get(pk=user.pk)  # two first requests at once make one tenant
-    tenant = Tenant.objects.filter(memberships__user=user, kind=Tenant.Kind.PERSONAL).first()
+    tenant = _personal_tenant(user)
     if tenant is None:
         tenant = Tenant.objects.create(name=user.email[:120], kind=Tenant.Kind.PERSONAL)
         Membership.objects.create(tenant=tenant, user=user, role=Membership.Role.OWNER)

@@ -24,7 +24,7 @@ from scripts.demolib.renter import Renter
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PRICE = "2.49"  # currency per GPU and hour on the demo's price list; on_demand is the base × 1.5
+PRICE = "1.66"  # base per GPU and hour: on demand sells at 1.5 times that, 2.49
 TOP_UP = "50.00"
 
 
