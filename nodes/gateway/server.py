@@ -22,14 +22,9 @@ LOOK_S = 0.2  # how often leases.json is looked at
 LAST_WORD_S = 0.3  # for a dropped client to read why; then the connection is cut
 MAX_REFUSED_KEYS = 20
 MAX_NAME = 64
-# The OpenSSH client follows the server's order only where its own allows it; AES-GCM is twice as fast here as ChaCha20.
-CIPHERS = [
-    "aes128-gcm@openssh.com",
-    "aes256-gcm@openssh.com",
-    "chacha20-poly1305@openssh.com",
-    "aes256-ctr",
-    "aes128-ctr",
-]
+# The client's order decides, and the usual client's begins with ChaCha20, which costs half as much processor time again
+# (measured: 10.9 s per GiB sent, 6.6 with aes128-ctr, 6.9 with aes128-gcm). So it is not offered.
+CIPHERS = ["aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr"]
 SIGNATURES = [
     "ssh-ed25519",
     "ecdsa-sha2-nistp256",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import re
 import signal
 import subprocess
 
@@ -21,10 +22,12 @@ def test_a_command_gives_its_output_its_stderr_apart_and_its_exit_status(node: N
     assert (done.stdout, done.stderr, done.returncode) == (b"out\n", b"err\n", 7)
 
 
-def test_a_client_with_its_own_defaults_gets_the_fastest_cipher(node: Node, lease: Lease) -> None:
+def test_a_client_with_its_own_defaults_gets_a_fast_cipher(node: Node, lease: Lease) -> None:
     done = node.ssh(lease.id, "true", options=("-v",))
 
-    assert done.stderr.count(b"cipher: aes128-gcm@openssh.com") == 2
+    chosen = set(re.findall(r"cipher: (\S+)", done.stderr.decode()))
+    assert chosen
+    assert chosen <= {"aes128-gcm@openssh.com", "aes128-ctr"}  # which of them is for the client's version to choose
 
 
 def test_twenty_megabytes_of_input_arrive_whole_and_end(node: Node, lease: Lease) -> None:
@@ -49,14 +52,15 @@ def test_clients_that_read_late_still_get_the_last_byte_and_the_status(node: Nod
     clients = []
     for size in sizes:
         with (node.directory / f"late-{size}").open("wb") as output:
-            command = f"sleep 2; dd if=/dev/zero bs=50000 count={size // 50_000} 2>/dev/null; echo END; exit 9"
+            wait = "while [ ! -e /workspace/go ]; do sleep 0.1; done"
+            command = f"{wait}; dd if=/dev/zero bs=50000 count={size // 50_000} 2>/dev/null; echo END; exit 9"
             clients.append(subprocess.Popen(node.command(lease.id, command), stdin=subprocess.DEVNULL, stdout=output))
     wait_until(lambda: len(node.audit("session")) == before + len(sizes), "the sessions", 60)
     for client in clients:
         os.kill(client.pid, signal.SIGSTOP)
-    wait_until(lambda: not lease.processes("sleep 2"), "the beginning of the output")
+    (node.directory / f"workspace-{lease.id}/go").touch()
     with pytest.raises(subprocess.TimeoutExpired):  # longer than the engine's patience
-        clients[0].wait(4)
+        clients[0].wait(5)
     for client in clients:
         os.kill(client.pid, signal.SIGCONT)
     statuses = [client.wait(60) for client in clients]
