@@ -11,7 +11,7 @@ from rest_framework import serializers
 from billing import money
 from billing.models import Plan
 from portal.serializers import StrictCharField, StrictSerializer
-from rental import metering
+from rental import connect, metering
 from rental.models import Lease, LeaseEvent, device_uuids
 from rental.requests import MAX_GPUS
 from rental.states import EndReason, State
@@ -154,20 +154,18 @@ def lease_rows(leases: Sequence[Lease], now: datetime) -> list[LeaseRow]:
     return [LeaseRow(lease, devices.get(lease.pk, []), *used.get(lease.pk, (0, 0))) for lease in leases]
 
 
-def ssh_facts(lease: Lease) -> dict[str, Any] | None:
-    """How to get in; None before it has a node. Host, port and key are the gateway's, the user is the lease."""
-    node = lease.node
-    if node is None:
+def ssh_facts(lease: Lease) -> Facts | None:
+    """How to get in; None before it has a node."""
+    way = connect.door(lease)
+    if way is None:
         return None
-    host, port = node.ssh_host, node.ssh_port
-    place = host if port == 22 else f"[{host}]:{port}"  # noqa: PLR2004  # known_hosts leaves SSH's own port out
     return {
-        "host": host,
-        "port": port,
-        "user": lease.pk,
-        "command": f"ssh -p {port} {lease.pk}@{host}",
-        "host_key": node.ssh_host_key,
-        "known_hosts": f"{place} {' '.join(node.ssh_host_key.split()[:2])}" if node.ssh_host_key else "",
+        "host": way.host,
+        "port": way.port,
+        "user": way.lease_id,
+        "command": way.command,
+        "host_key": way.host_key,
+        "known_hosts": way.known_hosts,
     }
 
 

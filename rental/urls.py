@@ -1,5 +1,18 @@
 """Pages of rentals."""
 
-from django.urls import URLPattern
+from django.urls import path
 
-urlpatterns: list[URLPattern] = []
+from rental import rent_views, streams, views
+
+urlpatterns = [
+    path("", views.Catalog.as_view(), name="catalog"),
+    path("rent", rent_views.Rent.as_view(), name="rent"),
+    path("leases/", views.Leases.as_view(), name="leases"),
+    path("leases/quote", rent_views.QuotePanel.as_view(), name="quote-panel"),
+    path("leases/<str:lease_id>/", views.OneLease.as_view(), name="lease"),
+    path("leases/<str:lease_id>/stop", views.StopLease.as_view(), name="lease-stop"),
+    path("leases/<str:lease_id>/receipt", views.LeaseReceipt.as_view(), name="lease-receipt"),
+    path("stream/leases/<str:lease_id>", streams.lease, name="stream-lease"),
+    path("stream/home", streams.home, name="stream-home"),
+    path("stream/offers", streams.offers, name="stream-offers"),
+]
