@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import subprocess
 import sys
 from pathlib import Path
@@ -85,14 +84,10 @@ class Node:
             if identity["identity"]["node_id"] in known and here and reached:
                 self.node_id = identity["identity"]["node_id"]
                 return
-        # A name whose machine we have lost the identity of stays with that row: a new row inherits nothing.
-        name = NAME if NAME not in known.values() else f"{NAME}-{secrets.token_hex(3)}"
-        made = json.loads(
-            self.portal.manage("add_node", name, "--ssh-host", "localhost", "--ssh-port", str(port), "--json")
-        )
+        token = enrolment_token(self.portal, port)
         done = subprocess.run(
             [sys.executable, "-m", "nodes.agent", "enrol", "--portal", f"http://127.0.0.1:{self.portal.port}",
-             "--token", made["token"], "--ssh-host", "localhost", "--ssh-port", str(port),
+             "--token", token, "--ssh-host", "localhost", "--ssh-port", str(port),
              *self._directories()],
             cwd=ROOT, env={**os.environ, **self.gpus.env}, capture_output=True, text=True, check=False,
         )  # fmt: skip
@@ -117,6 +112,19 @@ class Node:
                 check=True,
                 capture_output=True,
             )
+
+
+def enrolment_token(portal: Portal, port: int) -> str:
+    """The one-time token of this machine's row: a new row, or the one of an earlier run whose address has changed."""
+    from nodes.models import Node as Row
+    from nodes.services import new_enrolment_token
+    from portal.actor import Actor
+
+    row = Row.objects.filter(name=NAME, revoked_at=None).first()
+    if row is not None:
+        return new_enrolment_token(node=row, actor=Actor.system("demo"))
+    made = json.loads(portal.manage("add_node", NAME, "--ssh-host", "localhost", "--ssh-port", str(port), "--json"))
+    return str(made["token"])
 
 
 def known_nodes() -> dict[str, str]:

@@ -25,6 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 class Portal:
     """Starts and names the portal's processes; ``env`` is what each of them gets."""
 
+    redis_addresses = "127.0.0.1"
+
     def __init__(self, processes: Processes, var: Path, port: int) -> None:
         if not port_is_free(port):
             raise DemoError(f"Port {port} is taken. End what listens there, or choose another with --port.")
@@ -85,10 +87,10 @@ class Portal:
         conf = self.var / "redis.conf"
         conf.touch(mode=0o600)
         conf.write_text(
-            f"bind 127.0.0.1\nport {self.redis_port}\nrequirepass {self._secret('redis_password')}\n"
+            f"bind {self.redis_addresses}\nport {self.redis_port}\nrequirepass {self._secret('redis_password')}\n"
             'save ""\nappendonly no\ndaemonize no\n'
         )
-        self.processes.start("redis", ["redis-server", str(conf)])
+        self.redis = self.processes.start("redis", ["redis-server", str(conf)])
         wait_until("redis-server", lambda: accepts(self.redis_port))
 
     def prepare(self) -> None:
@@ -103,11 +105,19 @@ class Portal:
     def start(self) -> None:
         """web (gunicorn), streams (uvicorn), worker, beat, and nginx that joins the first two on one port."""
         web, streams = free_port(), free_port()
+        self.start_programs(f"127.0.0.1:{web}", streams)
+        wait_until("the web server", lambda: accepts(web))
+        wait_until("the stream server", lambda: accepts(streams))
+        self.processes.start("nginx", ["nginx", "-c", str(self._nginx_conf(web, streams)), "-p", str(self.var)])
+        wait_until("the portal", self._healthy, seconds=30)
+
+    def start_programs(self, web: str, streams: int) -> None:
+        """The portal's own four: web on an ``address:port``, streams on a loopback port, worker, beat."""
         python = Path(sys.executable).parent
         run = self.processes.start
         run(
             "web",
-            [str(python / "gunicorn"), "portal.wsgi", "--bind", f"127.0.0.1:{web}", "--worker-class", "gthread",
+            [str(python / "gunicorn"), "portal.wsgi", "--bind", web, "--worker-class", "gthread",
              "--workers", "2", "--threads", "4", "--keep-alive", "30", "--chdir", str(ROOT)],
             self.env,
         )  # fmt: skip
@@ -120,10 +130,6 @@ class Portal:
         celery = [str(python / "celery"), "--workdir", str(ROOT), "-A", "portal.celery"]
         run("worker", [*celery, "worker", "--pool", "threads", "--concurrency", "4", "--loglevel", "INFO"], self.env)
         run("beat", [*celery, "beat", "--loglevel", "WARNING"], self.env)
-        wait_until("the web server", lambda: accepts(web))
-        wait_until("the stream server", lambda: accepts(streams))
-        run("nginx", ["nginx", "-c", str(self._nginx_conf(web, streams)), "-p", str(self.var)])
-        wait_until("the portal", self._healthy, seconds=30)
 
     def _healthy(self) -> bool:
         self.processes.check()

@@ -9,12 +9,15 @@ import re
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin
 
 import requests
 
 from scripts.demolib.processes import DemoError, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class Renter:
@@ -27,7 +30,7 @@ class Renter:
         self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     # --- the browser ------------------------------------------------------------------------------------------------
-    def _form(self, path: str, values: dict[str, Any], *, expect: str = "") -> requests.Response:
+    def form(self, path: str, values: dict[str, Any], *, expect: str = "") -> requests.Response:
         """Open a page, send its form with the page's own CSRF token, and follow where it leads."""
         page = self.browser.get(urljoin(self.base, path), timeout=20)
         page.raise_for_status()
@@ -45,10 +48,10 @@ class Renter:
 
     def sign_up(self, address: str, password: str) -> None:
         """Sign up, confirm the address by the link in the mail, sign in."""
-        self._form("/account/signup/", {"email": address, "password1": password, "password2": password})
+        self.form("/account/signup/", {"email": address, "password1": password, "password2": password})
         link = self._mailed_link(address)
-        self._form(link, {})
-        self._form("/account/login/", {"login": address, "password": password}, expect="/leases/")
+        self.form(link, {})
+        self.form("/account/login/", {"login": address, "password": password}, expect="/leases/")
 
     def _mailed_link(self, address: str) -> str:
         found: list[str] = []
@@ -73,19 +76,19 @@ class Renter:
         wait_until("The verification mail", arrived, seconds=20)
         return urljoin(self.base, re.sub(r"^https?://[^/]+", "", found[-1]))
 
-    def add_key(self) -> Path:
+    def add_key(self, name: str = "demo") -> Path:
         """Make an Ed25519 key and add its public half on the page."""
-        key = self.home / "id_ed25519"
+        key = self.home / f"{name}_ed25519"
         if not key.exists():
-            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "demo", "-f", str(key)], check=True)
+            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", str(key)], check=True)
         public = key.with_suffix(".pub").read_text()
-        self._form("/access/keys/", {"name": "demo", "public_key": public}, expect="SHA256:")
+        self.form("/access/keys/", {"name": name, "public_key": public}, expect="SHA256:")
         return key
 
     def create_token(self) -> None:
         """Create an API token on the page and keep the secret that is shown once."""
         scopes = ["offers:read", "leases:read", "leases:write", "keys:read", "billing:read"]
-        answer = self._form("/access/tokens/", {"name": "demo", "scopes": scopes, "ends": "30"})
+        answer = self.form("/access/tokens/", {"name": "demo", "scopes": scopes, "ends": "30"})
         found = re.search(r"lsr_[A-Za-z0-9_-]+", html.unescape(answer.text))
         if not found:
             raise DemoError("The page did not show the new token.")
@@ -117,15 +120,26 @@ class Renter:
         )
 
     # --- OpenSSH ------------------------------------------------------------------------------------------------------
-    def ssh(self, lease: dict[str, Any], key: Path, command: str) -> str:
-        """Run a command in the lease by a real ``ssh``, checking the host key that the portal showed."""
-        known = self.home / "known_hosts"
+    def ssh_options(self, lease: dict[str, Any], key: Path) -> list[str]:
+        """For ssh, scp, sftp and rsync: this key only, and no host but the one whose key the portal showed."""
+        known = self.home / f"known_hosts_{lease['id']}"
         known.write_text(lease["ssh"]["known_hosts"] + "\n")
+        return [
+            "-F", "none", "-i", str(key), "-o", "IdentitiesOnly=yes", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10",
+            "-o", f"UserKnownHostsFile={known}", "-o", "GlobalKnownHostsFile=/dev/null",
+            "-o", "StrictHostKeyChecking=yes",
+        ]  # fmt: skip
+
+    def ssh_command(self, lease: dict[str, Any], key: Path, *words: str, options: Sequence[str] = ()) -> list[str]:
+        """The command line of a real ``ssh`` into the lease."""
+        ssh = lease["ssh"]
+        place = ["-p", str(ssh["port"]), *options, f"{ssh['user']}@{ssh['host']}"]
+        return ["ssh", *self.ssh_options(lease, key), *place, *words]
+
+    def ssh(self, lease: dict[str, Any], key: Path, command: str) -> str:
+        """Run a command in the lease; what it prints, or DemoError with ssh's words."""
         done = subprocess.run(
-            ["ssh", "-i", str(key), "-p", str(lease["ssh"]["port"]), "-o", "IdentitiesOnly=yes", "-o", "BatchMode=yes",
-             "-o", f"UserKnownHostsFile={known}", "-o", "GlobalKnownHostsFile=/dev/null",
-             "-o", "StrictHostKeyChecking=yes",
-             "-o", "ConnectTimeout=10", f"{lease['ssh']['user']}@{lease['ssh']['host']}", command],
+            self.ssh_command(lease, key, command),
             capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip
         if done.returncode:
