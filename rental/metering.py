@@ -31,16 +31,15 @@ def quiet(lease: Lease, now: datetime) -> bool:
 
 
 def charged_until(lease: Lease, now: datetime, *, lost: bool = False) -> datetime:
-    """Where a segment that is closed at ``now`` ends.
+    """Where a segment that is closed at ``now`` ends: never after the deadline, whatever was late to enforce it.
 
     While the node vouches: now. When it is quiet or ``lost``: the last confirmed moment. A clock that was set back
     takes back nothing that was confirmed, and never gives negative time (case F09).
     """
-    if lease.confirmed_at is None:
-        return now
-    if lost or quiet(lease, now):
-        return lease.confirmed_at
-    return max(now, lease.confirmed_at)
+    until = now
+    if lease.confirmed_at is not None:
+        until = lease.confirmed_at if lost or quiet(lease, now) else max(now, lease.confirmed_at)
+    return until if lease.deadline_at is None else min(until, lease.deadline_at)
 
 
 def deadline(lease: Lease, ready_at: datetime) -> datetime:

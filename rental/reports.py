@@ -189,8 +189,15 @@ def _wrong_devices(lease: Lease, evidence: dict[str, Any]) -> str:
     expected = device_uuids([lease]).get(lease.pk, [])
     seen = sorted(evidence.get("devices_seen") or [])
     if seen == expected:
-        return ""
+        return _hearsay(lease, evidence)
     return f"The container saw other devices than were leased: {', '.join(seen) or 'none'}."[:500]
+
+
+def _hearsay(lease: Lease, evidence: dict[str, Any]) -> str:
+    """A real GPU must have been seen through its driver; the environment repeats only what was asked for."""
+    if evidence.get("devices_source") == "nvml" or (lease.node is not None and lease.node.simulated):
+        return ""
+    return "The NVIDIA driver's library did not answer inside the container."
 
 
 def _wrong_keys(lease: Lease, evidence: dict[str, Any]) -> str:

@@ -127,7 +127,8 @@ def run(options: argparse.Namespace, var: Path, processes: Processes, screen: Sc
     password = _operator(portal)
     screen.say("\nThe main job")
     found = main_job(options, portal, node, gpus, screen)
-    credentials(screen, portal, found, password)
+    if not options.once:
+        credentials(screen, portal, found, password)
     return {**found["facts"], "steps_ms": screen.steps_ms, "simulated": gpus.simulated}
 
 

@@ -252,6 +252,18 @@ def test_a_spend_cap_is_never_exceeded_however_late_the_stop(
     assert receipts.receipt(lease).ticks <= 100_000 * 3600
 
 
+def test_seconds_after_the_maximum_duration_are_never_charged_however_late_the_stop(
+    renter: User, tenant: Tenant, clock: Any, node: Node
+) -> None:
+    lease = running(renter, tenant, max_duration_s=300)
+    vouch(lease, clock, 500)
+    assert metering.used([lease], timezone.now())[lease.pk][0] == 300
+    ended = services.end_at_deadline(lease_id=lease.pk, actor=Actor.system("deadlines"))
+    assert ended.end_reason == EndReason.MAX_DURATION
+    report(lease, "cleaned")
+    assert charged(lease) == 300
+
+
 def test_a_lease_that_was_never_ready_has_a_receipt_of_nothing(
     renter: User, tenant: Tenant, clock: Any, node: Node
 ) -> None:  # case F01

@@ -94,6 +94,16 @@ def test_a_launch_with_other_devices_than_leased_fails_free_of_charge(renter: Us
         assert fresh.segments.count() == 0
 
 
+def test_a_real_gpu_must_have_been_seen_through_its_driver(renter: User, tenant: Tenant, node: Node) -> None:
+    for simulated, ended in ((False, EndReason.FAILED_GPU), (True, "")):
+        lease = order(renter, tenant)
+        assert lease.node is not None
+        Node.objects.filter(pk=lease.node.pk).update(simulated=simulated)
+        report(lease, "ready", evidence={**good_evidence(lease), "devices_source": "proc1_environ"})
+        lease.refresh_from_db()
+        assert lease.end_reason == ended
+
+
 def test_a_gateway_that_has_not_the_renters_keys_fails_the_launch(renter: User, tenant: Tenant, node: Node) -> None:
     for change in ([], ["SHA256:somebody-elses"]):
         lease = order(renter, tenant)
