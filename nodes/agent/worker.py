@@ -111,6 +111,7 @@ class WakeWorker:
             without_gossip=True, without_mingle=True, without_heartbeat=True, quiet=True,
         )  # fmt: skip
         worker.on_ready = self._ready
+        self._app.set_current()  # of this thread: the solo pool looks its tasks up there
         worker.start()
 
     def _ready(self) -> None:

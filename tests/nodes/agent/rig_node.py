@@ -15,22 +15,24 @@ from tests.nodes.agent.fake_portal import ENROLMENT_TOKEN, FakePortal
 from tests.rig.engine import Engine, wait_until
 
 REPOSITORY = Path(__file__).parents[3]
-SSH_PORT = 2222
 
 
 class RigNode:
     """Agent and gateway of one engine, reporting to a fake portal. A context manager."""
 
-    def __init__(self, engine: Engine, portal: FakePortal, bundle: Path, directory: Path, *more: str) -> None:
-        """`more` are further options of the agent, such as --simulate."""
+    def __init__(
+        self, engine: Engine, portal: FakePortal, bundle: Path, directory: Path, *more: str, port: int = 2222
+    ) -> None:
+        """`more` are further options of the agent, such as --simulate; `port` is the gateway's."""
         self.engine = engine
         self.portal = portal
         self.state, self.run = directory / "state", directory / "run"
         self.key = asyncssh.generate_private_key("ssh-ed25519")
         self.lease_id = "ls-1"  # of the test that runs
+        self.port = port
         self._directory = directory
         self._options = [
-            "--docker-socket", str(engine.socket), "--bundle", str(bundle), "--ssh-port", str(SSH_PORT),
+            "--docker-socket", str(engine.socket), "--bundle", str(bundle), "--ssh-port", str(port),
             "--ssh-host", engine.ip, "--allow-plain-http", "--nofile", "4096", *more,
         ]  # fmt: skip
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -47,8 +49,14 @@ class RigNode:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for name in list(self._processes):
-            self.end(name)
+        try:
+            for name in list(self._processes):
+                self.end(name)
+        finally:
+            # A test that failed half-way has left its volume mounted; the engine removes everything else with itself.
+            for line in Path("/proc/self/mountinfo").read_text().splitlines():
+                if (point := line.split()[4]).startswith(f"{self.state}/"):
+                    subprocess.run(["umount", "--lazy", point], check=False, capture_output=True)
 
     @property
     def key_line(self) -> str:
@@ -75,7 +83,7 @@ class RigNode:
 
     def start_gateway(self) -> None:
         """Start the SSH gateway, and wait until it has a host key."""
-        self._start("gateway", "--port", str(SSH_PORT))
+        self._start("gateway", "--port", str(self.port))
         public = self.state / "gateway" / "ssh_host_ed25519_key.pub"
         wait_until(public.exists, seconds=20, what=f"the gateway's start ({self.log('gateway')})")
 
@@ -104,7 +112,7 @@ class RigNode:
             key.chmod(0o600)
         options = ("BatchMode=yes", "StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "LogLevel=ERROR")
         flags = [part for option in options for part in ("-o", option)]
-        target = ["-p", str(SSH_PORT), "-i", str(key), f"{lease_id}@{self.engine.ip}", command]
+        target = ["-p", str(self.port), "-i", str(key), f"{lease_id}@{self.engine.ip}", command]
         return subprocess.run(["ssh", *flags, *target], capture_output=True, text=True, timeout=60, check=False)
 
     def inspect(self, container: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import itertools
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +12,8 @@ from nodes.agent.hostconfig import CAPABILITIES, check_hostconfig
 from tests.nodes.agent.fake_portal import FakePortal, lease
 from tests.nodes.agent.rig_node import RigNode
 from tests.rig.engine import Engine, wait_until
-from tests.rig.images import SCRATCH, WORKSPACE
-from tests.rig.nvml import FakeProcess
+from tests.rig.images import SCRATCH, add_scratch
+from tests.rig.nvml import FakeProcess, make_gpus
 
 pytestmark = pytest.mark.rig
 numbers = itertools.count(1)
@@ -20,6 +21,14 @@ numbers = itertools.count(1)
 NOTHING: dict[str, list[str]] = {
     "containers": [], "networks": [], "engine_volumes": [], "mounts": [], "loops": [], "bridges": [], "files": [],
 }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    """A node of this module's own, without the large workspace image, which nothing here needs."""
+    with Engine(make_gpus(4)) as started:
+        add_scratch(started)
+        yield started
 
 
 @pytest.fixture(scope="module")
@@ -115,15 +124,16 @@ def test_a_gpu_the_hook_refuses_ends_failed_gpu_and_the_node_is_looked_at_again(
 
 
 def test_an_unknown_image_ends_failed_image_with_a_sentence_for_the_renter(node: RigNode) -> None:
-    node.portal.want(lease(node.lease_id, node.engine.fleet.uuids[:1], "nobody/has-this:1"))
+    node.portal.want(lease(node.lease_id, node.engine.fleet.uuids[:1], "127.0.0.1:1/has-this:1"))
     node.portal.wait_event(node.lease_id, "cleaned")
     failed = node.portal.report(node.lease_id, "failed")
     assert failed["failure"] == "failed_image"
-    assert "nobody/has-this:1" in failed["detail"]
+    assert "127.0.0.1:1/has-this:1" in failed["detail"]
 
 
 def test_a_process_that_ignores_sigterm_is_killed_after_the_grace(node: RigNode) -> None:
-    node.engine.docker("create", "--name", "stubborn", WORKSPACE, "sh", "-c", "trap '' TERM; while :; do sleep 1; done")
+    shell = ("/.lease/bin/busybox", "sh", "-c", "trap '' TERM; while :; do /.lease/bin/busybox sleep 1; done")
+    node.engine.docker("create", "--name", "stubborn", SCRATCH, *shell)
     node.engine.docker("commit", "stubborn", "lessor-test/stubborn:1")
     node.engine.docker("rm", "stubborn")
     run(node, image="lessor-test/stubborn:1", stop_grace_s=1)
@@ -136,7 +146,6 @@ def test_a_restarted_agent_takes_a_running_lease_over_without_touching_it(node: 
     run(node)
     before = node.inspect(node.container)["State"]
     node.end("agent", number)
-    assert node.ssh(node.lease_id, "true").returncode == 255  # no execd, and still no lost container
     node.start_agent()
     count = len(node.portal.heartbeats)
     node.portal.wait_for(
@@ -205,3 +214,83 @@ def test_a_second_agent_on_the_same_state_refuses_to_start(node: RigNode) -> Non
     with pytest.raises(AssertionError, match="Another agent"):
         node.agent("run")
     assert "running" in node.agent("status")
+
+
+def test_the_workspace_is_capped_and_gone_with_the_lease(node: RigNode) -> None:
+    run(node)
+    filled = node.ssh(node.lease_id, "dd if=/dev/zero of=/workspace/big bs=1M count=200; ls -l /workspace/big")
+    assert "No space left" in filled.stderr
+    mounts = node.ssh(node.lease_id, "grep -E ' (/workspace|/.lease) ' /proc/mounts").stdout
+    options = {line.split()[1]: line.split()[3].split(",") for line in mounts.splitlines()}
+    assert {"nosuid", "nodev"} <= set(options["/workspace"])
+    assert "ro" in options["/.lease"]
+    release(node)
+
+
+def reached(node: RigNode, address: str, port: int) -> bool:
+    """Whether a connection from inside the lease comes about."""
+    done = node.ssh(node.lease_id, f"busybox nc -w 3 {address} {port} </dev/null >/dev/null 2>&1; echo $?")
+    return done.stdout == "0\n"
+
+
+def test_a_lease_reaches_neither_the_node_nor_its_network_nor_metadata(node: RigNode) -> None:
+    run(node)
+    portal_port = int(node.portal.url.rpartition(":")[2])
+    bridge = node.inspect(node.container)["NetworkSettings"]["Networks"][node.container]["Gateway"]
+    targets = [(node.engine.host_ip, portal_port), (node.engine.ip, 2222), (bridge, 2222), ("169.254.169.254", 80)]
+    assert [reached(node, address, port) for address, port in targets] == [False] * 4
+    # The same targets with the rules gone: it is the rules that close them, and the agent puts them back.
+    jump = ("-i", "lsr+", "-j")
+    flush = node.engine.nsenter("iptables", "-D", "DOCKER-USER", *jump, "LESSOR-FORWARD")
+    wait_until(lambda: _ran(flush) and reached(node, *targets[0]), seconds=30, what="an open door")
+    wait_until(lambda: not reached(node, *targets[0]), seconds=30, what="closed again")
+    release(node)
+
+
+def test_leases_do_not_reach_each_other(node: RigNode) -> None:
+    run(node, devices=1)
+    neighbour = f"{node.lease_id}b"
+    other = node.engine.fleet.uuids[1:2]
+    node.portal.want(lease(neighbour, other, SCRATCH, authorized_keys=[node.key_line]))
+    node.portal.wait_event(neighbour, "ready")
+    listen = (
+        "-d",
+        f"lessor-{neighbour}-1",
+        "/.lease/bin/busybox",
+        "nc",
+        "-ll",
+        "-p",
+        "9000",
+        "-e",
+        "/.lease/bin/busybox",
+        "true",
+    )
+    node.engine.docker("exec", *listen)
+    inspect = node.inspect(f"lessor-{neighbour}-1")
+    address = inspect["NetworkSettings"]["Networks"][f"lessor-{neighbour}-1"]["IPAddress"]
+    from_the_node = node.engine.nsenter("busybox", "nc", "-w", "3", address, "9000")
+    wait_until(lambda: _ran(from_the_node), seconds=20, what="the neighbour's service")
+    assert not reached(node, address, 9000)
+    node.portal.stop(neighbour)
+    node.portal.wait_event(neighbour, "cleaned")
+    release(node)
+
+
+def _ran(command: list[str]) -> bool:
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode == 0
+
+
+def test_a_node_without_gpus_is_everything_but_the_device(engine: Engine, bundle_dir: Path, tmp_path: Path) -> None:
+    with (
+        FakePortal(engine.host_ip) as portal,
+        RigNode(engine, portal, bundle_dir, tmp_path, "--simulate", port=2223) as node,
+    ):
+        portal.wait_for(lambda: bool(portal.inventories), "an inventory")
+        inventory = portal.inventories[-1]
+        assert (inventory["simulated"], inventory["capabilities"]["gpu_request"]) == (True, "simulated")
+        evidence = run(node)
+        assert evidence["devices_source"] == "proc1_environ"
+        assert evidence["devices_seen"] == sorted(engine.fleet.uuids[:2])
+        assert node.inspect(node.container)["HostConfig"]["DeviceRequests"] == []
+        release(node)
+        assert node.left_behind() == NOTHING
