@@ -213,6 +213,8 @@ STORAGES = {
     },
 }
 WHITENOISE_KEEP_ONLY_HASHED_FILES = True
+# Source maps are read by a developer's tools only; compressing them took half of collectstatic's time.
+WHITENOISE_SKIP_COMPRESS_EXTENSIONS = ["jpg", "png", "gif", "webp", "gz", "br", "woff", "woff2", "map"]
 WHITENOISE_USE_FINDERS = DEBUG or TESTING
 
 # --- API ----------------------------------------------------------------------------------------------------------------
@@ -250,7 +252,7 @@ QUOTE_SECONDS = 300
 MAX_DURATION_S = env.number("MAX_DURATION_S", 86_400, least=60)  # default and ceiling of max_duration_s, from ready
 HOLD_SECONDS = 3600
 HEARTBEAT_S = env.number("HEARTBEAT_S", 10, least=1)
-PULL_S = 30
+PULL_S = env.number("PULL_S", 30, least=1)
 QUIET_AFTER_S = 90  # no contact for this long: no new leases on the node, its meter is provisional
 SILENCE_S = env.number("SILENCE_S", 900, least=QUIET_AFTER_S)  # then its leases are node_lost
 BOOT_GRACE_S = 90  # after the portal was away itself, silence starts to count only this much later

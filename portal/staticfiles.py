@@ -15,6 +15,7 @@ class StaticFiles(StaticFilesConfig):
         *("*rtl*", "*.esm*", "*.mjs", "*.d.ts", "editors", "skills", "scripts", "htmax*", "htmx.js"),
         *("uPlot.js", "uPlot.cjs*", "bootstrap.css*", "bootstrap.min*", "bootstrap-grid*"),
         *("bootstrap-reboot.css*", "bootstrap-utilities.css*"),
+        *("redoc", "rest_framework", "swagger-ui-es*"),  # our API pages are Swagger UI's bundle and nothing else
         *("*cyrillic*", "*greek*", "*vietnamese*", "*italic*", "*opsz*", "*standard*"),
     ]
 
