@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.core.management import call_command
 from django.test import Client
 from django.utils import timezone
 from rest_framework import exceptions, serializers
@@ -21,6 +22,8 @@ from tests import make
 from tests.clients import ApiClient
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from django.test.client import _MonkeyPatchedWSGIResponse as Answer
 
 NUL = base64.urlsafe_b64encode(b'["2026-01-01T00:00:00+00:00", "\\u0000"]').decode()
@@ -286,6 +289,10 @@ def test_the_openapi_document_describes_every_route_with_scope_and_problems(db: 
     components = document["components"]["schemas"]
     assert set(components[shape]["required"]) == {"results", "next"}
     assert set(components["SshKeyInRequest"]["properties"]) == {"public_key", "name"}
+
+
+def test_the_document_is_valid_and_made_without_a_warning(tmp_path: Path) -> None:
+    call_command("spectacular", validate=True, fail_on_warn=True, file=str(tmp_path / "openapi.yaml"))
 
 
 def test_the_node_api_is_not_in_the_document() -> None:
