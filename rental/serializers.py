@@ -13,6 +13,7 @@ from billing.models import Plan
 from portal.serializers import StrictCharField, StrictSerializer
 from rental import connect, metering
 from rental.models import Lease, LeaseEvent, device_uuids
+from rental.quotes import Quote  # at run time: drf-spectacular reads the methods' annotations
 from rental.requests import MAX_GPUS
 from rental.states import EndReason, State
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
-    from rental.quotes import Quote
     from rental.receipts import Receipt
 
 Facts = dict[str, Any]
@@ -245,7 +245,7 @@ class EventOut(serializers.ModelSerializer[LeaseEvent]):
         fields = ["id", "at", "from_state", "to_state", "code", "detail", "actor_label"]
 
 
-class LineOut(serializers.Serializer[Any]):
+class ReceiptLineOut(serializers.Serializer[Any]):
     """A charged stretch ``[start, end)``."""
 
     start = serializers.DateTimeField()
@@ -280,10 +280,10 @@ class ReceiptOut(serializers.Serializer["Receipt"]):
     lines = serializers.SerializerMethodField()
     gaps = serializers.SerializerMethodField()
 
-    @extend_schema_field(LineOut(many=True))
+    @extend_schema_field(ReceiptLineOut(many=True))
     def get_lines(self, receipt: Receipt) -> list[Facts]:
         """The charged stretches."""
-        return list(LineOut([line for line in receipt.lines if not line.gap], many=True).data)
+        return list(ReceiptLineOut([line for line in receipt.lines if not line.gap], many=True).data)
 
     @extend_schema_field(GapOut(many=True))
     def get_gaps(self, receipt: Receipt) -> list[Facts]:
