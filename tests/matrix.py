@@ -1,8 +1,9 @@
 """Who may call what: one entry per route of the URL conf, read by tests/test_matrix.py.
 
 A route that is not in ``TABLE`` fails the tests, so a new route joins by being declared here: ``public``, ``person``
-(any signed-in caller), ``owned`` (an object of a person or tenant, with a maker), ``node``. Admin routes need no entry:
-one rule covers them. ``bodies`` holds a valid body for every write, ``writable`` the only fields a body may name.
+(any signed-in caller), ``owned`` (an object of a person or tenant, with a maker), ``node``, ``stream`` (asgi only).
+Admin routes need no entry: one rule covers them. ``bodies`` holds a valid body for every write, ``writable`` the only
+fields a body may name.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rental import requests
+from rental.forms import RentForm
 from rental.services import build_quote
 from rental.states import State
 from tests import make
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
     Body = Callable[[User], dict[str, Any]]
 
-PUBLIC, PERSON, OWNED, ACCOUNT, NODE = "public", "person", "owned", "account", "node"
+PUBLIC, PERSON, OWNED, ACCOUNT, NODE, STREAM = "public", "person", "owned", "account", "node", "stream"
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,14 @@ def lease_body(user: User) -> dict[str, Any]:
     return {"quote": build_quote(tenant=make.tenant_of(user), user=user, request=request).token, "name": "mine"}
 
 
+def rent_form(user: User) -> dict[str, Any]:
+    """The rent form, asking for a price."""
+    said = quote_body(user)
+    keys = list(user.ssh_keys.values_list("pk", flat=True))
+    return {**said, "plan": "on_demand", "ssh_keys": keys, "max_hours": "1", "do": "price"}
+
+
+RENT_FIELDS = " ".join(sorted({*RentForm.base_fields, "quote", "do"}))
 QUOTE_FIELDS = " ".join(sorted(requests.FIELDS))
 
 TABLE: dict[str, Entry] = {
@@ -121,6 +131,17 @@ TABLE: dict[str, Entry] = {
     "access/tokens/": person(POST=token_form, writable="name scopes ends"),
     "access/tokens/<str:token_id>/revoke/": owned(a_token, POST=empty, of_user=True),
     "billing/": person("GET"),
+    # rental pages
+    "": public(),
+    "rent": person(POST=rent_form, writable=RENT_FIELDS),
+    "leases/": person(),
+    "leases/quote": person(POST=rent_form, writable=RENT_FIELDS),
+    "leases/<str:lease_id>/": owned(a_lease),
+    "leases/<str:lease_id>/stop": owned(a_lease, POST=empty),
+    "leases/<str:lease_id>/receipt": owned(a_lease),
+    "stream/leases/<str:lease_id>": Entry(STREAM, make=a_lease),
+    "stream/home": Entry(STREAM),
+    "stream/offers": Entry(STREAM),
     # API v1
     "api/v1/openapi.json": public(),
     "api/v1/docs/": public(),

@@ -6,18 +6,21 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.apps import apps
 from django.conf import settings
-from django.test import Client
+from django.test import AsyncClient, Client
 from django.urls import reverse
 
 from portal import tokens
+from portal.actor import Actor
 from portal.models import AuditEvent, User
 from portal.permissions import ANYONE
 from portal.routes import Route, every_route
+from portal.services import audit
 from tests import make, matrix
 from tests.clients import ApiClient
-from tests.matrix import ACCOUNT, NODE, OWNED, PERSON, PUBLIC, Entry
+from tests.matrix import ACCOUNT, NODE, OWNED, PERSON, PUBLIC, STREAM, Entry
 
 if TYPE_CHECKING:
     from django.db.models import Model
@@ -378,6 +381,25 @@ def test_a_node_token_opens_nothing_of_the_renters(user: User) -> None:
     assert ApiClient(secret).get("leases").status_code == 401
 
 
+# --- streams ---------------------------------------------------------------------------------------------------------
+
+
+@cases(STREAM)
+@pytest.mark.django_db(transaction=True)
+async def test_a_stream_tells_a_stranger_nothing(route: Route, entry: Entry) -> None:
+    """Whom it admits is shown in tests/rental; here: nobody and strangers get 404 where something is private."""
+    owner = await sync_to_async(make.make_user)("owner@example.test")
+    stranger = await sync_to_async(make.make_user)("other@example.test")
+    url = address(route, await sync_to_async(entry.make)(owner) if entry.make else None)
+    nobody, other = AsyncClient(), AsyncClient()
+    await other.aforce_login(stranger)
+    if route.name != "stream-offers":
+        assert (await nobody.get(url)).status_code == 404
+    if entry.make:
+        assert (await other.get(url)).status_code == 404
+    assert (await other.post(url)).status_code in {403, 405}
+
+
 # --- admin ----------------------------------------------------------------------------------------------------------
 
 # Staff without rights: the frame of the admin itself is theirs, no object is.
@@ -435,7 +457,8 @@ def admin_object(route: Route, user: User) -> dict[str, str]:
     make.make_key(user)
     make.make_token(user)
     make.make_top_up(lease.tenant)
-    model = re.match(r"admin/(\w+)/(\w+)/", route.path)
+    audit(actor=Actor.system("tests"), action="tested", obj=lease)
+    model = re.match(r"admin/(portal|nodes|billing|rental|account)/(\w+)/", route.path)
     row = apps.get_model(model[1], model[2])._base_manager.first() if model else None
     found = str(row.pk) if row else "1"
     known = {
