@@ -120,6 +120,7 @@ def run(options: argparse.Namespace, var: Path, processes: Processes, screen: Sc
         ensure_workspace_image(socket)
     node = Node(processes, portal, gpus, socket)
     with screen.setup("this machine enrolled, preflight passed"):
+        processes.at_end(node.stop)
         node.start()
         wait_until("The node's preflight", lambda: _sells(processes, node), seconds=120, pause=0.3)
     if gpus.simulated:

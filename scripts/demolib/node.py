@@ -50,6 +50,14 @@ class Node:
             {"PYTHONPATH": str(ROOT), **self.gpus.env},
         )
 
+    def stop(self) -> None:
+        """End the agent and take its firewall rules away: nothing of the node stays on this machine."""
+        self.processes.stop("agent")
+        subprocess.run(
+            [sys.executable, "-m", "nodes.agent", "retire", *self._directories()],
+            cwd=ROOT, capture_output=True, check=False,
+        )  # fmt: skip
+
     def _alive(self) -> bool:
         self.processes.check()
         return True

@@ -65,6 +65,7 @@ class Processes:
         self.run = var / "run"
         self.logs.mkdir(parents=True, exist_ok=True)
         self.run.mkdir(parents=True, exist_ok=True)
+        self._at_end: list[Callable[[], None]] = []
         self._running: list[tuple[str, subprocess.Popen[bytes], IO[bytes]]] = []
 
     def end_leftovers(self) -> None:
@@ -103,8 +104,14 @@ class Processes:
         for entry in [entry for entry in self._running if entry[0] == name]:
             self._end(*entry)
 
+    def at_end(self, action: Callable[[], None]) -> None:
+        """Do this first when all is ended."""
+        self._at_end.append(action)
+
     def stop_all(self) -> None:
         """End all, the last started first."""
+        for action in self._at_end:
+            action()
         for entry in reversed(list(self._running)):
             self._end(*entry)
 
