@@ -109,6 +109,7 @@ def facts(lease: Lease, user: User) -> dict[str, Any]:
         "lease": lease,
         "gpu": gpu_name(lease),
         "starting": lease.state in BEFORE_READY,
+        "phase": "starting" if lease.state in BEFORE_READY else lease.state,
         "running": running,
         "over": lease.state in {State.ENDED, State.INTERRUPTED},
         "quiet": running and metering.quiet(lease, now),
