@@ -88,6 +88,7 @@ class Quotes(APIView):
     @extend_schema(operation_id="create_quote", request=QuoteIn, responses=QuoteOut)
     def post(self, request: Request) -> Response:
         """A signed price that holds for five minutes. Writes nothing; one quote yields at most one lease, ever."""
+        _note_tries(request)
         quote = services.build_quote(
             tenant=tenant_of(request), user=caller(request), request=requests.parse(body_of(request))
         )
@@ -119,6 +120,7 @@ class Leases(APIView):
 
         402 `insufficient_funds`, 409 `no_capacity` with reasons, 409 `offer_changed`. A refusal leaves nothing behind.
         """
+        _note_tries(request)
         said = LeaseIn(data=request.data)
         said.is_valid(raise_exception=True)
         lease, created = services.request_lease(
@@ -196,6 +198,13 @@ def shown(lease: Lease) -> dict[str, Any]:
     """One lease as the API shows it."""
     data: dict[str, Any] = LeaseOut(lease_rows([lease], timezone.now())[0]).data
     return data
+
+
+def _note_tries(request: Request) -> None:
+    """A field that would set up the container is refused as any unknown one; that it was tried is kept (case H07)."""
+    names = requests.container_settings(body_of(request))
+    if names:
+        services.note_refused_settings(tenant=tenant_of(request), actor=Actor.of(request), names=names)
 
 
 def _no_body(request: Request) -> None:

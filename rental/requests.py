@@ -73,7 +73,22 @@ class LeaseRequest:
         return cls(**values)
 
 
+# What container engines and their front ends call the settings that a lease's container never takes from anybody.
+CONTAINER_SETTINGS: Final = (
+    "privileged", "capadd", "capdrop", "devices", "devicerequests", "devicecgrouprules", "gpus", "gpuuuids",
+    "deviceids", "pid", "pidmode", "ipc", "ipcmode", "uts", "utsmode", "userns", "usernsmode", "cgroupns",
+    "cgroupnsmode", "cgroupparent", "net", "network", "networkmode", "networks", "ports", "portbindings",
+    "publishallports", "extrahosts", "links", "securityopt", "apparmor", "seccomp", "sysctls", "ulimits", "mounts",
+    "volumes", "volumesfrom", "binds", "tmpfs", "storageopt", "runtime", "hostconfig", "containerconfig",
+    "restartpolicy", "oomscoreadj", "groupadd", "user", "entrypoint", "hostname", "labels", "dockerhost",
+)  # fmt: skip
 FIELDS: Final = frozenset({*(field.name for field in fields(LeaseRequest)), "when"})
+
+
+def container_settings(data: Mapping[str, Any]) -> list[str]:
+    """The names in ``data`` that would have set up the container itself, in any spelling. All of them are refused."""
+    named = (str(name)[:64] for name in data)
+    return sorted(name for name in named if re.sub(r"[^a-z]", "", name.lower()) in CONTAINER_SETTINGS)
 
 
 def parse(data: Mapping[str, Any]) -> LeaseRequest:

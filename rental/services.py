@@ -23,6 +23,7 @@ from rental.models import Lease
 from rental.states import BEFORE_READY, LIVE, EndReason, State
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from datetime import datetime
 
     from rental.quotes import Quote
@@ -60,6 +61,11 @@ def request_lease(*, tenant: Tenant, actor: Actor, quote_token: str, name: str =
         if ordered is None:
             raise
         return ordered, False
+
+
+def note_refused_settings(*, tenant: Tenant, actor: Actor, names: Sequence[str]) -> None:
+    """Somebody tried to set up the container itself. The order is refused by whoever reads it; the try is kept."""
+    audit(actor=actor, action="lease.setting_refused", obj=tenant, tenant=tenant, data={"fields": list(names)[:20]})
 
 
 @transaction.atomic

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from portal.errors import InvalidInput
+from portal.models import AuditEvent
 from rental.requests import LeaseRequest, parse
+
+if TYPE_CHECKING:
+    from portal.models import User
+    from tests.clients import ApiClient
 
 
 def refused(field: str, value: Any) -> str:
@@ -102,6 +107,20 @@ def test_a_spot_lease_cannot_outrank(settings: Any) -> None:
 )  # fmt: skip
 def test_nothing_privileged_can_even_be_said(field: str) -> None:  # case H07, case H06
     assert "unknown field" in refused(field, "host")
+
+
+@pytest.mark.parametrize("path", ["quotes", "leases"])
+def test_a_try_to_set_up_the_container_is_written_down(api: ApiClient, user: User, path: str) -> None:  # case H07
+    answer = api.post(f"/api/v1/{path}", {"gpu_model": "X", "HostConfig": {}, "cap-add": ["ALL"], "misspelt": 1})
+
+    assert answer.status_code == 400
+    event = AuditEvent.objects.get(action="lease.setting_refused")
+    assert (event.actor, event.data) == (user, {"fields": ["HostConfig", "cap-add"]})
+
+
+def test_a_field_that_is_only_misspelt_is_not_written_down(api: ApiClient) -> None:
+    assert api.post("/api/v1/quotes", {"gpu_modell": "X"}).status_code == 400
+    assert not AuditEvent.objects.filter(action="lease.setting_refused").exists()
 
 
 def test_all_wrong_fields_are_named_at_once() -> None:

@@ -111,7 +111,8 @@ def _gpu_lines(gpu: FakeGpu, bus_ids: dict[int, str]) -> Iterable[str]:
     }
     yield from (f"{key} {value}" for key, value in scalars.items())
     for number, other in enumerate(gpu.links):
-        yield f"nvlink {number} 1 {bus_ids[other]} 0 0 0 0"
+        if other in bus_ids:  # the other end may have been taken out
+            yield f"nvlink {number} 1 {bus_ids[other]} 0 0 0 0"
     for process in gpu.processes:
         where = -1 if process.mig is None else process.mig
         yield f"proc {process.pid} {process.memory_bytes} {process.sm_percent} {process.memory_percent} {where}"
