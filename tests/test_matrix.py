@@ -316,21 +316,26 @@ def forbidden(entry: Entry) -> dict[str, str]:
     return dict.fromkeys(sorted((names | TRIED) - entry.writable), SENTINEL)
 
 
+def unaudited() -> dict[str, list[tuple[Any, ...]]]:
+    """The snapshot without audit rows: tries to set up a container are refused and written down (case H07)."""
+    return {name: rows for name, rows in snapshot().items() if name != AuditEvent._meta.label}
+
+
 @cases(PERSON, OWNED, api=True, write=True)
 def test_the_api_refuses_every_field_that_is_not_listed(route: Route, entry: Entry, user: User) -> None:
     for method in set(methods_of(route, entry)) & {"POST", "PUT", "PATCH"}:
         url = address(route, entry.make(user) if entry.make else None)
         body = entry.bodies[method](user)
         client = program(user)
-        before = snapshot()
+        before = unaudited()
         answer = call(client, method, url, {**body, **forbidden(entry)}, json=True)
         assert answer.status_code == 400
-        assert snapshot() == before
+        assert unaudited() == before
         for name, value in forbidden(entry).items():
             answer = call(client, method, url, {**body, name: value}, json=True)
             assert answer.status_code == 400, name
             assert name in answer.json()["errors"], name
-        assert snapshot() == before
+        assert unaudited() == before
 
 
 @cases(PERSON, OWNED, api=False, write=True)
