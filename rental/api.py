@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from django.db.models import Q
 from django.utils import timezone
 from drf_spectacular.utils import extend_schema
 from rest_framework import status
@@ -36,11 +37,12 @@ from rental.serializers import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from django.db.models import QuerySet
     from rest_framework.request import Request
 
+    from rental.models import LeaseQuerySet
 
-def leases_of(request: Request) -> QuerySet[Lease]:
+
+def leases_of(request: Request) -> LeaseQuerySet:
     """The leases of the tenant this caller works for; anything else is 404."""
     visible = Lease.objects.visible_to(caller(request)).filter(tenant=tenant_of(request))
     return visible.select_related("tenant", "node")
@@ -53,7 +55,7 @@ def tenant_of(request: Request) -> Tenant:
 
 def one_lease(request: Request, lease_id: str) -> Lease:
     """A lease the caller may see. NotFound for every other id, existing or not (case H03)."""
-    lease = leases_of(request).filter(pk=lease_id).first()
+    lease = leases_of(request).called(lease_id).first()
     if lease is None:
         raise NotFound("There is no such lease.")
     return lease
@@ -110,6 +112,8 @@ class Leases(APIView):
         rows = leases_of(request)
         if wanted := said.validated_data.get("state"):
             rows = rows.filter(state=wanted)
+        if words := said.validated_data.get("q"):
+            rows = rows.filter(Q(name__icontains=words) | Q(pk=words))
         page = Cursor()
         found = page.paginate_queryset(rows, request, self)
         return page.get_paginated_response(LeaseOut(lease_rows(found, timezone.now()), many=True).data)

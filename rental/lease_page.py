@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from django.db.models import QuerySet
 
     from portal.models import Tenant, User
+    from rental.models import LeaseQuerySet
     from rental.receipts import Receipt
 
 PER_PAGE = 25
@@ -67,7 +68,7 @@ class Row:
     deadline_unix: int | None
 
 
-def visible(user: User) -> QuerySet[Lease]:
+def visible(user: User) -> LeaseQuerySet:
     """The leases a person may look at, with what every page of them reads."""
     return Lease.objects.visible_to(user).select_related("tenant", "node")
 

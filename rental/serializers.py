@@ -46,7 +46,7 @@ class ReasonOut(serializers.Serializer[Any]):
 
     code = serializers.CharField()
     count = serializers.IntegerField()
-    detail = serializers.CharField(source="text")
+    text = serializers.CharField()
 
 
 class OfferOut(serializers.Serializer[Any]):
@@ -133,6 +133,7 @@ class LeasesIn(StrictSerializer):
     """Which leases."""
 
     state = serializers.ChoiceField(required=False, choices=State.choices)
+    q = serializers.CharField(required=False, max_length=80, help_text="A part of the name, or an id.")
     limit = serializers.CharField(required=False)
     cursor = serializers.CharField(required=False)
 
