@@ -109,6 +109,15 @@ def desk(stack: Stack) -> Desk:
     return Desk(stack)
 
 
+@pytest.fixture(scope="package")
+def one_minute(desk: Desk, neighbour: Renter) -> Iterator[dict[str, Any]]:
+    """A lease of the shortest duration there is, on the one GPU of its model."""
+    lease = desk.order(neighbour, gpu_model=A100, max_duration_s=60)
+    yield lease
+    if neighbour.call("GET", f"leases/{lease['id']}")["state"] != "ended":
+        desk.stop(neighbour, lease["id"])
+
+
 @pytest.fixture
 def rent(desk: Desk) -> Iterator[Rent]:
     """Rents that end with the test; the test may end them earlier."""

@@ -60,7 +60,7 @@ class Guest:
     def probe(self) -> dict[str, Any]:
         """What the static probe inside the container sees."""
         found: dict[str, Any] = json.loads(self.run("/.lease/bin/probe").stdout)
-        return found
+        return found | {"devices": sorted(found["devices"])}
 
     @contextmanager
     def forward(self, port: int) -> Iterator[int]:

@@ -68,21 +68,24 @@ def test_the_portal_waits_for_the_proofs_before_it_charges(desk: Desk, renter: R
 
 def test_two_renters_on_one_node_share_no_device_and_no_network(
     stack: Stack, renter: Renter, neighbour: Renter, rent: Rent
-) -> None:
+) -> None:  # case H09
     mine, theirs = rent(renter, image=WORKSPACE), rent(neighbour, image=WORKSPACE)
 
     assert not set(mine.probe()["devices"]) & set(theirs.probe()["devices"])
-    page = "/.lease/bin/busybox httpd -p 8000 -h /etc"
-    assert mine.run(page).returncode == 0
+    assert mine.run("/.lease/bin/busybox httpd -p 8000 -h /etc").returncode == 0
     network = stack.engine.docker(
         "inspect", "--format", "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}", mine.lease["container_id"]
     )
-    address = network.stdout.strip()
-    wget = "/.lease/bin/busybox wget -q -O - -T 3 http://{}/{}"
-    assert mine.run(wget.format(f"{address}:8000", "hostname")).stdout.strip() == mine.id
-    assert theirs.run(wget.format(f"{address}:8000", "hostname")).returncode != 0
-    assert theirs.run(wget.format(stack.portal.url.removeprefix("http://"), "healthz")).returncode != 0
-    assert theirs.run(f"/.lease/bin/busybox nc -w 3 {stack.engine.ip} 2222 </dev/null").returncode != 0
+    page = f"http://{network.stdout.strip()}:8000/hostname"
+    assert mine.run(f"curl -sS -m 10 {page}").stdout.strip() == mine.id
+    assert theirs.run(f"curl -sS -m 3 {page}").returncode != 0
+    closed = [
+        f"{host}/{port}"
+        for host in (stack.engine.ip, stack.engine.host_ip)
+        for port in (2222, stack.portal.port, stack.portal.redis_port)
+    ]
+    knock = "(timeout 3 bash -c '</dev/tcp/{0}' && echo {0}) 2>/dev/null &"
+    assert theirs.run(" ".join(knock.format(place) for place in closed) + " wait").stdout == ""
     refused = neighbour.api.get(f"{stack.portal.url}/api/v1/leases/{mine.id}", timeout=20)
     assert refused.status_code == 404
     stolen = type(mine)(neighbour, mine.lease, theirs.key)

@@ -98,10 +98,10 @@ def test_a_forwarded_port_reaches_a_server_on_the_leases_own_loopback(guest: Gue
         assert fetch(port, "/page") == "served inside\n"
 
 
-def test_no_process_of_a_session_outlives_it(desk: Desk, guest: Guest) -> None:
+def test_a_killed_client_leaves_no_process_behind(desk: Desk, guest: Guest) -> None:
     guest.run("true")
     with guest.terminal(rows=24, cols=80) as terminal:
         terminal.type("/.lease/bin/busybox sleep 4711 & echo star''ted\n")
         terminal.read_until("started")
     top = ("top", guest.lease["container_id"], "-o", "pid,args")
-    desk.stack.wait("the session's end", lambda: "4711" not in desk.stack.engine.docker(*top).stdout)
+    desk.stack.wait("the end of what it had started", lambda: "4711" not in desk.stack.engine.docker(*top).stdout)
