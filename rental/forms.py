@@ -60,6 +60,7 @@ class RentForm(ServiceForm):
         label=_("End after"),
         required=False,
         min_value=Decimal("0.02"),
+        max_value=Decimal(settings.MAX_DURATION_S) / HOUR_S,
         max_digits=7,
         decimal_places=2,
         widget=forms.TextInput(attrs={"inputmode": "decimal"}),
@@ -125,7 +126,9 @@ class RentForm(ServiceForm):
         """Show a domain error at the fields of the form that stand for those it names."""
         for name, sentences in error.errors.items():
             field = FORM_NAMES.get(name, name)
-            self.add_error(field if field in self.fields else None, sentences)
+            # The service counts a cap in millionths.
+            told = [str(_("This does not pay for one minute of the lease."))] if field == "spend_cap" else sentences
+            self.add_error(field if field in self.fields else None, told)
         if not error.errors:
             self.add_error(None, error.detail)
 

@@ -1,0 +1,205 @@
+"""Live pages: who may listen, what is told, how long, and how many at once. With a Redis of their own."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.db import connection
+from django.test import AsyncClient, Client
+from django.urls import reverse
+
+from nodes import broker
+from portal.models import Membership
+from rental import live, streams
+from tests import make
+from tests.rental.factories import order, report
+from tests.rig.services import redis_server
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+
+    from portal.models import User
+    from rental.models import Lease
+
+pytestmark = [pytest.mark.redis, pytest.mark.django_db(transaction=True)]
+
+
+@pytest.fixture(autouse=True)
+def _redis(settings: Any) -> Iterator[None]:
+    """Streams and messages meet here."""
+    with redis_server() as url:
+        settings.REDIS_URL = settings.NODE_BROKER_URL = url
+        broker.close()
+        live.close()
+        yield
+        broker.close()
+        live.close()
+
+
+@pytest.fixture
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks again after a second instead of fifteen."""
+    monkeypatch.setattr(streams, "CHECK_S", 1)
+    monkeypatch.setattr(streams, "OFFERS_PAUSE_S", 0.2)
+
+
+@pytest.fixture
+def lease(user: User) -> Lease:
+    """A lease just ordered."""
+    make.make_price()
+    make.make_node(gpus=2)
+    make.make_key(user)
+    make.make_balance(make.tenant_of(user))
+    return order(user, make.tenant_of(user))
+
+
+async def browser(user: User | None) -> AsyncClient:
+    """A browser that speaks to the ASGI process."""
+    client = AsyncClient()
+    if user is not None:
+        await client.aforce_login(user)
+    return client
+
+
+@asynccontextmanager
+async def listening(client: AsyncClient, path: str) -> AsyncIterator[AsyncIterator[str]]:
+    """The events of a stream, one text each."""
+    answer = await client.get(path)
+    assert answer.status_code == 200, answer.content
+    assert answer["Content-Type"] == "text/event-stream"
+    assert answer["Cache-Control"] == "no-store"
+    parts = parts_of(answer)
+    try:
+        yield (part.decode() async for part in parts)
+    finally:
+        await parts.aclose()
+
+
+def parts_of(answer: Any) -> AsyncGenerator[bytes]:
+    """The generator behind an answer; ``streaming_content`` wraps it, and closing a wrapper does not close it."""
+    return cast("AsyncGenerator[bytes]", answer._iterator)
+
+
+def lease_stream(lease: Lease) -> str:
+    """The address of a lease's stream."""
+    return reverse("stream-lease", args=[lease.pk])
+
+
+async def test_a_stream_begins_with_the_whole_state_and_tells_each_change(user: User, lease: Lease) -> None:
+    async with listening(await browser(user), lease_stream(lease)) as events:
+        first = await anext(events)
+        assert first.startswith('data: <hx-partial hx-target="#lease" hx-swap="outerMorph">')
+        assert first.endswith("\n\n")
+        assert "Assigned" in first
+        await sync_to_async(report)(lease, "starting")
+        assert 'data-state="starting"' in await anext(events)
+        await sync_to_async(report)(lease, "ready")
+        running = await anext(events)
+        assert f"ssh -p 2222 {lease.pk}@127.0.0.1" in running
+
+
+async def test_a_stream_speaks_the_readers_language(user: User, lease: Lease) -> None:
+    client = await browser(user)
+    client.cookies["django_language"] = "zh-hans"
+    client.cookies["tz"] = "Asia/Shanghai"
+    async with listening(client, lease_stream(lease)) as events:
+        assert "CST" in await anext(events)
+
+
+@pytest.mark.usefixtures("_impatient")
+async def test_a_stream_with_nothing_to_tell_ticks(user: User, lease: Lease) -> None:
+    async with listening(await browser(user), lease_stream(lease)) as events:
+        await anext(events)
+        assert [await anext(events) for _ in range(2)] == ["event: tick\ndata:\n\n"] * 2
+
+
+async def test_while_a_stream_waits_it_holds_no_database_connection(user: User, lease: Lease) -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("SQLite in memory is never closed.")
+    async with listening(await browser(user), lease_stream(lease)) as events:
+        await anext(events)
+        assert await sync_to_async(lambda: connection.connection is None)()
+
+
+@pytest.mark.usefixtures("_impatient")
+@pytest.mark.parametrize("fate", ["sign-out", "closed account", "no longer a member", "new password"])
+async def test_a_stream_ends_with_the_right_to_look(user: User, lease: Lease, fate: str) -> None:
+    client = await browser(user)
+
+    def happen() -> None:
+        if fate == "closed account":
+            user.is_active = False
+            user.save(update_fields=["is_active"])
+        elif fate == "no longer a member":
+            Membership.objects.filter(user=user).delete()
+        elif fate == "new password":
+            user.set_password("another long password 7")
+            user.save(update_fields=["password"])
+
+    async with listening(client, lease_stream(lease)) as events:
+        await anext(events)
+        if fate == "sign-out":
+            await client.alogout()
+        await sync_to_async(happen)()
+        said = [event async for event in events]
+    assert all(event == "event: tick\ndata:\n\n" for event in said)
+
+
+async def test_nobody_and_strangers_are_told_nothing(user: User, stranger: User, lease: Lease) -> None:
+    assert (await (await browser(None)).get(lease_stream(lease))).status_code == 404
+    assert (await (await browser(None)).get(reverse("stream-home"))).status_code == 404
+    assert (await (await browser(stranger)).get(lease_stream(lease))).status_code == 404
+    assert (await (await browser(user)).get(reverse("stream-lease", args=["ls-nothere"]))).status_code == 404
+
+
+async def test_the_list_is_told_of_a_change_of_any_of_its_leases(user: User, lease: Lease) -> None:
+    async with listening(await browser(user), reverse("stream-home")) as events:
+        first = await anext(events)
+        assert 'hx-target="#open-leases"' in first
+        assert "Nothing is running" in first
+        for event in ("starting", "ready"):
+            await sync_to_async(report)(lease, event)
+        told = await anext(events)
+        while "1 running" not in told:
+            told = await anext(events)
+
+
+@pytest.mark.usefixtures("_impatient")
+async def test_the_catalog_tells_everyone_what_is_free(user: User, lease: Lease) -> None:
+    async with listening(await browser(None), reverse("stream-offers") + "?gpu_count=1") as events:
+        assert "1 of 2 free" in await anext(events)
+        await sync_to_async(order)(user, await sync_to_async(make.tenant_of)(user))
+        told = await anext(events)
+        while "0 of 2 free" not in told:
+            told = await anext(events)
+
+
+async def test_a_ninth_stream_of_one_person_is_refused_until_one_ends(user: User, lease: Lease) -> None:
+    client = await browser(user)
+    path = lease_stream(lease)
+    answers = [await client.get(path) for _ in range(streams.MOST_STREAMS)]
+    streaming = [parts_of(answer) for answer in answers]
+    for parts in streaming:
+        await anext(parts)
+    assert (await client.get(path)).status_code == 429
+    await streaming[0].aclose()
+    last = await client.get(path)
+    assert last.status_code == 200
+    for parts in [*streaming[1:], parts_of(last)]:
+        await parts.aclose()
+
+
+async def test_without_redis_a_page_stays_as_it_is(user: User, lease: Lease, settings: Any) -> None:
+    settings.REDIS_URL = "redis://127.0.0.1:1/0"
+    assert (await (await browser(user)).get(lease_stream(lease))).status_code == 503
+
+
+def test_the_wsgi_process_says_where_streams_are_served(user: User, lease: Lease) -> None:
+    client = Client()
+    client.force_login(user)
+    answer = client.get(lease_stream(lease))
+    assert answer.status_code == 421
+    assert b"ASGI" in answer.content
