@@ -143,7 +143,7 @@ def scope_of(route: Route, method: str) -> str:
 # --- the table itself -----------------------------------------------------------------------------------------------
 
 
-def test_every_route_is_declared() -> None:
+def test_every_route_is_declared() -> None:  # case H03
     undeclared = [route.path for route in ROUTES if route not in ADMIN and matrix.entry_of(route.path) is None]
     assert not undeclared, f"Declare in tests/matrix.py who may call: {undeclared}"
 
@@ -206,6 +206,7 @@ def test_whoever_may_is_let_in(route: Route, entry: Entry, user: User) -> None:
 
 @cases(OWNED)
 def test_a_stranger_gets_404_and_changes_nothing(route: Route, entry: Entry, user: User, stranger: User) -> None:
+    # case H03
     assert entry.make is not None
     url = address(route, entry.make(user))
     clients = [browser(stranger)] + ([program(stranger)] if is_api(route) else [])
@@ -219,6 +220,7 @@ def test_a_stranger_gets_404_and_changes_nothing(route: Route, entry: Entry, use
 
 @cases(OWNED)
 def test_an_operator_is_a_stranger_outside_the_admin(route: Route, entry: Entry, user: User, operator: User) -> None:
+    # case H03
     assert entry.make is not None
     url = address(route, entry.make(user))
     for method in methods_of(route, entry):
@@ -226,7 +228,7 @@ def test_an_operator_is_a_stranger_outside_the_admin(route: Route, entry: Entry,
 
 
 @cases(OWNED, api=True)
-def test_a_token_of_another_tenant_gets_404(route: Route, entry: Entry, user: User) -> None:
+def test_a_token_of_another_tenant_gets_404(route: Route, entry: Entry, user: User) -> None:  # case H03
     if entry.of_user:
         return
     assert entry.make is not None
@@ -241,7 +243,7 @@ def test_a_token_of_another_tenant_gets_404(route: Route, entry: Entry, user: Us
 @cases(OWNED)
 def test_a_made_up_id_is_indistinguishable_from_a_foreign_one(
     route: Route, entry: Entry, user: User, stranger: User
-) -> None:
+) -> None:  # case H03
     assert entry.make is not None
     foreign = address(route, entry.make(user))
     made_up = address(route, dict.fromkeys(entry.make(user), "zz-bbbbbbbbbbbbbbbb"))
@@ -280,7 +282,7 @@ def test_a_viewer_writes_no_leases(route: Route, entry: Entry, user: User, stran
 
 
 @cases(PUBLIC, PERSON, OWNED, ACCOUNT, write=True)
-def test_a_write_with_a_cookie_needs_the_csrf_token(route: Route, entry: Entry, user: User) -> None:
+def test_a_write_with_a_cookie_needs_the_csrf_token(route: Route, entry: Entry, user: User) -> None:  # case H04
     url = address(route, entry.make(user) if entry.make else None)
     for method in set(methods_of(route, entry)) & set(WRITES):
         body = entry.bodies[method](user) if method in entry.bodies else {}
@@ -291,7 +293,7 @@ def test_a_write_with_a_cookie_needs_the_csrf_token(route: Route, entry: Entry, 
 
 
 @cases(PERSON, OWNED, write=True)
-def test_get_changes_nothing(route: Route, entry: Entry, user: User) -> None:
+def test_get_changes_nothing(route: Route, entry: Entry, user: User) -> None:  # case H04
     url = address(route, entry.make(user) if entry.make else None)
     client = browser(user)
     before = snapshot()
@@ -322,7 +324,7 @@ def unaudited() -> dict[str, list[tuple[Any, ...]]]:
 
 
 @cases(PERSON, OWNED, api=True, write=True)
-def test_the_api_refuses_every_field_that_is_not_listed(route: Route, entry: Entry, user: User) -> None:
+def test_the_api_refuses_every_field_that_is_not_listed(route: Route, entry: Entry, user: User) -> None:  # case H06
     for method in set(methods_of(route, entry)) & {"POST", "PUT", "PATCH"}:
         url = address(route, entry.make(user) if entry.make else None)
         body = entry.bodies[method](user)
@@ -339,7 +341,7 @@ def test_the_api_refuses_every_field_that_is_not_listed(route: Route, entry: Ent
 
 
 @cases(PERSON, OWNED, api=False, write=True)
-def test_a_page_ignores_every_field_that_is_not_listed(route: Route, entry: Entry, user: User) -> None:
+def test_a_page_ignores_every_field_that_is_not_listed(route: Route, entry: Entry, user: User) -> None:  # case H06
     for method in set(methods_of(route, entry)) & {"POST"}:
         url = address(route, entry.make(user) if entry.make else None)
         body = entry.bodies[method](user)
@@ -368,7 +370,7 @@ def test_the_node_api_knows_nodes_only(route: Route, entry: Entry, user: User, o
 
 
 @cases(NODE)
-def test_a_node_touches_only_its_own_leases(route: Route, entry: Entry, tenant: Any) -> None:
+def test_a_node_touches_only_its_own_leases(route: Route, entry: Entry, tenant: Any) -> None:  # case H03
     if "lease_id" not in route.path:
         return
     lease = make.make_lease(tenant)
@@ -436,7 +438,7 @@ def test_the_admin_is_closed_to_nobody_and_to_renters(route: Route, user: User) 
 
 
 @pytest.mark.parametrize("route", [route for route in ADMIN if route.name not in FRAME], ids=label)
-def test_staff_without_the_right_are_refused(route: Route, user: User) -> None:
+def test_staff_without_the_right_are_refused(route: Route, user: User) -> None:  # case H03
     staff = make.make_user("staff@example.test", is_staff=True)
     arguments = admin_object(route, user)
     before = snapshot()

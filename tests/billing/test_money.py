@@ -18,18 +18,19 @@ TICKS = st.integers(min_value=-money.MAX_TICKS, max_value=money.MAX_TICKS)
 @settings(max_examples=10_000, deadline=None)
 @given(price=PRICES, units=UNITS, pieces=st.lists(st.integers(min_value=0, max_value=600), max_size=8))
 def test_metering_in_pieces_costs_what_metering_at_the_end_costs(price: int, units: int, pieces: list[int]) -> None:
+    # case F04
     assert sum(money.ticks(piece, units, price) for piece in pieces) == money.ticks(sum(pieces), units, price)
 
 
 @pytest.mark.parametrize("price", ["19.99", "8.29", "0.067", "0.36"])
-def test_thirty_days_metered_every_ten_seconds_lose_nothing(price: str) -> None:
+def test_thirty_days_metered_every_ten_seconds_lose_nothing(price: str) -> None:  # case F04
     micros = money.parse_price(price)
     month = 86_400 * 30
     assert sum(money.ticks(10, 1, micros) for _ in range(month // 10)) == money.ticks(month, 1, micros)
     assert money.ticks(month, 1, micros) == micros * 720 * money.TICKS_PER_MICRO
 
 
-def test_fifty_five_units_at_a_price_below_a_tenth_cost_exactly_fifty_five_times_one() -> None:
+def test_fifty_five_units_at_a_price_below_a_tenth_cost_exactly_fifty_five_times_one() -> None:  # case F04
     assert money.ticks(3600, 55, money.parse_price("0.067")) == money.from_micros(3_685_000)
 
 
@@ -71,7 +72,7 @@ def test_nothing_negative_can_be_charged(arguments: tuple[int, int, int]) -> Non
         ("BHD", 1, "0.001"),
     ],
 )
-def test_coins_of_each_kind_of_currency_convert_both_ways(currency: str, coins: int, text: str) -> None:
+def test_coins_of_each_kind_of_currency_convert_both_ways(currency: str, coins: int, text: str) -> None:  # case F05
     amount = money.ticks_from_minor(coins, currency)
     assert money.minor_from_ticks(amount, currency) == (coins, 0)
     assert money.amount_text(money.micros_floor(amount), currency) == text
@@ -86,7 +87,7 @@ def test_what_does_not_make_a_whole_coin_is_carried(amount: int, currency: str) 
 
 
 @pytest.mark.parametrize("currency", ["usd", "", "XXX", "US", "DOLLAR"])
-def test_an_unknown_currency_is_refused(currency: str) -> None:
+def test_an_unknown_currency_is_refused(currency: str) -> None:  # case F05
     with pytest.raises(money.UnknownCurrencyError):
         money.minor_digits(currency)
 

@@ -47,7 +47,7 @@ def test_an_unknown_image_fails_the_lease_free_of_charge(stack: Stack, desk: Des
 
 def test_a_stop_during_the_pull_cancels_at_once_and_free_of_charge(
     stack: Stack, desk: Desk, renter: Renter
-) -> None:  # case F01
+) -> None:  # case F01, case C03
     with socket.create_server((stack.engine.host_ip, 0)) as silent:  # a registry that answers nobody
         port = silent.getsockname()[1]
         lease = desk.order(renter, image=f"{stack.engine.host_ip}:{port}/nobody/slow:1")

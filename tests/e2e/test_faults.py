@@ -62,6 +62,7 @@ def test_an_agent_that_restarts_leaves_lease_and_session_alone(
 
 
 def test_a_removed_key_opens_nothing_any_more_and_its_session_ends(stack: Stack, rent: Rent, neighbour: Renter) -> None:
+    # case A04
     key = neighbour.add_key("second")
     guest = rent(neighbour)
     second = Guest(neighbour, guest.lease, key)

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.rig, pytest.mark.smoke_sqlite]
 
 def test_two_of_four_gpus_are_leased_used_and_paid_to_the_second(
     stack: Stack, desk: Desk, renter: Renter, rent: Rent
-) -> None:
+) -> None:  # case H07
     rules = stack.node.iptables()
     before = renter.call("GET", "balance")
 

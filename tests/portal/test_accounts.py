@@ -54,7 +54,7 @@ def signed_in(client: Client) -> bool:
     return "_auth_user_id" in client.session
 
 
-def test_a_person_signs_up_confirms_and_logs_in_whatever_the_case() -> None:
+def test_a_person_signs_up_confirms_and_logs_in_whatever_the_case() -> None:  # case A08
     client = Client()
     assert sign_up(client, ADDRESS).status_code == 302
     assert not signed_in(client)
@@ -91,7 +91,7 @@ def test_opening_the_link_confirms_nothing_until_the_button_is_pressed() -> None
     assert not EmailAddress.objects.get().verified
 
 
-def test_a_second_sign_up_in_another_case_looks_the_same_and_changes_nothing() -> None:
+def test_a_second_sign_up_in_another_case_looks_the_same_and_changes_nothing() -> None:  # case A08
     first = sign_up(Client(), ADDRESS)
     sent = len(mail.outbox)
     cache.clear()
@@ -103,6 +103,7 @@ def test_a_second_sign_up_in_another_case_looks_the_same_and_changes_nothing() -
 
 
 def test_two_sign_ups_with_one_address_at_once_make_no_server_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    # case A08
     def taken(*_: object, **__: object) -> None:
         raise IntegrityError("user_email_once_in_any_case")
 
@@ -111,7 +112,7 @@ def test_two_sign_ups_with_one_address_at_once_make_no_server_error(monkeypatch:
     assert User.objects.count() == 0
 
 
-def test_plus_and_dots_make_different_addresses_and_the_plus_survives() -> None:
+def test_plus_and_dots_make_different_addresses_and_the_plus_survives() -> None:  # case A08
     for email in ("kim+a@example.test", "kim+b@example.test", "k.im@example.test"):
         sign_up(Client(), email)
         cache.clear()
@@ -145,7 +146,7 @@ def test_login_and_reset_do_not_tell_whether_an_address_is_known() -> None:
     assert len({(answer.status_code, answer["Location"]) for answer in resets}) == 1
 
 
-def test_a_reset_by_mail_sets_the_password_and_ends_all_other_sessions() -> None:
+def test_a_reset_by_mail_sets_the_password_and_ends_all_other_sessions() -> None:  # case H04
     user = make.make_user("kim@example.test")
     elsewhere = Client()
     log_in(elsewhere, "kim@example.test")
@@ -174,7 +175,7 @@ def test_a_reset_link_works_once() -> None:
     assert b'name="password1"' not in later.content
 
 
-def test_the_session_key_changes_at_login() -> None:
+def test_the_session_key_changes_at_login() -> None:  # case H04
     make.make_user("kim@example.test")
     client = Client()
     session = client.session
@@ -188,12 +189,12 @@ def test_the_session_key_changes_at_login() -> None:
 @pytest.mark.parametrize(
     "name", ["account_login", "account_signup", "account_reset_password", "set-theme", "set_language"]
 )
-def test_forms_of_the_anonymous_need_the_csrf_token_too(name: str) -> None:
+def test_forms_of_the_anonymous_need_the_csrf_token_too(name: str) -> None:  # case H04
     answer = Client(enforce_csrf_checks=True).post(reverse(name), {"email": "kim@example.test"})
     assert answer.status_code == 403
 
 
-def test_many_wrong_passwords_are_slowed_down() -> None:
+def test_many_wrong_passwords_are_slowed_down() -> None:  # case H12
     make.make_user("kim@example.test")
     client = Client()
     for _ in range(6):
@@ -202,7 +203,7 @@ def test_many_wrong_passwords_are_slowed_down() -> None:
     assert not signed_in(client)
 
 
-def test_an_inactive_person_does_not_get_in() -> None:
+def test_an_inactive_person_does_not_get_in() -> None:  # case A11
     make.make_user("kim@example.test", is_active=False)
     client = Client()
     log_in(client, "kim@example.test")

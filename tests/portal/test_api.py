@@ -52,7 +52,7 @@ def test_a_token_without_the_scope_is_403_and_names_it(user: User) -> None:
 
 
 @pytest.mark.parametrize("query", ["token=lsr_abc", "access_token=x", "api_key=x", "q=lsr_abcdef", "TOKEN=x"])
-def test_a_token_in_the_address_is_refused(api: ApiClient, query: str) -> None:
+def test_a_token_in_the_address_is_refused(api: ApiClient, query: str) -> None:  # case H10
     assert_problem(api.get(f"me?{query}"), 400, "token_in_query")
     assert_problem(ApiClient(None).get(f"me?{query}"), 400, "token_in_query")
 
@@ -223,6 +223,7 @@ def walk(api: ApiClient, limit: int) -> list[str]:
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 7, 8, 200])
 def test_pages_give_every_row_once_even_when_many_share_a_moment(api: ApiClient, user: User, limit: int) -> None:
+    # case B08
     moment = timezone.now()
     rows = [make.make_key(user) for _ in range(7)]
     for index, row in enumerate(rows):
@@ -231,7 +232,7 @@ def test_pages_give_every_row_once_even_when_many_share_a_moment(api: ApiClient,
     assert walk(api, limit) == expected
 
 
-def test_rows_that_arrive_or_go_meanwhile_double_and_skip_nothing(api: ApiClient, user: User) -> None:
+def test_rows_that_arrive_or_go_meanwhile_double_and_skip_nothing(api: ApiClient, user: User) -> None:  # case B08
     first, second, third = (make.make_key(user) for _ in range(3))
     page = api.get("ssh-keys?limit=2").json()
     assert [row["id"] for row in page["results"]] == [first.pk, second.pk]
@@ -242,14 +243,14 @@ def test_rows_that_arrive_or_go_meanwhile_double_and_skip_nothing(api: ApiClient
 
 
 @pytest.mark.parametrize("limit", ["0", "201", "-1", "abc", "1e2", "", "٣", "99999999999999999999"])
-def test_a_bad_limit_is_named(api: ApiClient, limit: str) -> None:
+def test_a_bad_limit_is_named(api: ApiClient, limit: str) -> None:  # case B08
     assert "limit" in assert_problem(api.get(f"ssh-keys?limit={limit}"), 400, "invalid")["errors"]
 
 
 @pytest.mark.parametrize(
     "cursor", ["x", "AAAA", "W10", "WyJhIiwiYiJd", "bnVsbA", "WzEsMl0", "é", "A" * 500, "W251bGwsbnVsbF0", NUL]
 )
-def test_a_bad_cursor_is_named(api: ApiClient, cursor: str) -> None:
+def test_a_bad_cursor_is_named(api: ApiClient, cursor: str) -> None:  # case B08
     assert "cursor" in assert_problem(api.get(f"ssh-keys?cursor={cursor}"), 400, "invalid")["errors"]
 
 

@@ -101,14 +101,14 @@ def test_a_key_of_each_accepted_type_has_the_fingerprint_ssh_keygen_gives(tmp_pa
     assert read.comment == "maya@laptop"
 
 
-def test_keys_on_security_tokens_are_accepted_with_the_fingerprint_ssh_keygen_gives(tmp_path: Path) -> None:
+def test_keys_on_security_tokens_are_accepted_with_the_fingerprint_ssh_keygen_gives(tmp_path: Path) -> None:  # case A01
     for text in (sk_ed25519(), sk_ecdsa(tmp_path)):
         read = keys.read_public_key(text)
         assert read.line == text
         assert read.fingerprint == keygen_fingerprint(tmp_path, text)
 
 
-def test_an_unknown_type_is_refused_with_the_list_of_accepted_ones() -> None:
+def test_an_unknown_type_is_refused_with_the_list_of_accepted_ones() -> None:  # case A01
     error = refusal(line(string(b"ssh-foo"), string(b"x" * 32)))
     assert all(kind in error.detail for kind in keys.ACCEPTED)
 
@@ -141,7 +141,7 @@ def ssh2(text: str) -> str:
         pytest.param(lambda t: t + " maya@laptop with words", id="comment"),
     ],
 )
-def test_harmless_variants_of_one_key_give_one_canonical_line(spoil: object) -> None:
+def test_harmless_variants_of_one_key_give_one_canonical_line(spoil: object) -> None:  # case A02
     text = rsa_line(3072)
     assert callable(spoil)
     assert keys.read_public_key(spoil(text)).line == text
@@ -152,18 +152,18 @@ COMMAND = 'command="id" '
 
 @pytest.mark.parametrize("end", ["\n", "\r", "\r\n", "\u2028", "\u2029", "\x00", "\x0b", "\x0c", "\x85"])
 @pytest.mark.parametrize("second", ["", COMMAND, "# "])
-def test_a_second_line_is_refused_whatever_separates_it(end: str, second: str) -> None:
+def test_a_second_line_is_refused_whatever_separates_it(end: str, second: str) -> None:  # case A04
     first = make.ed25519_line()
     refusal(first + end + second + make.ed25519_line())
     refusal(first + " maya" + end + second + make.ed25519_line())
 
 
-def test_options_before_the_key_are_refused() -> None:
+def test_options_before_the_key_are_refused() -> None:  # case A04
     for text in (COMMAND, "restrict,", 'from="10.0.0.1" ', "no-pty "):
         refusal(text + make.ed25519_line())
 
 
-def test_a_base64_tail_on_a_further_line_is_refused() -> None:
+def test_a_base64_tail_on_a_further_line_is_refused() -> None:  # case A04
     refusal(make.ed25519_line() + "\nQUJD")
     refusal(line(string(b"ssh-ed25519"), string(b"k" * 32), string(b"more")))
 
@@ -197,15 +197,15 @@ def test_a_base64_tail_on_a_further_line_is_refused() -> None:
     ],
 )
 @pytest.mark.timeout(5)
-def test_weak_and_damaged_keys_are_refused_with_the_reason(text: str, says: str) -> None:
+def test_weak_and_damaged_keys_are_refused_with_the_reason(text: str, says: str) -> None:  # case A07
     assert says in refusal(text).detail
 
 
-def test_rsa_up_to_8192_bits_is_accepted() -> None:
+def test_rsa_up_to_8192_bits_is_accepted() -> None:  # case A07
     assert keys.read_public_key(rsa_line(8192)).key_type == "ssh-rsa"
 
 
-def test_an_ed25519_key_that_begins_with_a_zero_byte_is_accepted() -> None:
+def test_an_ed25519_key_that_begins_with_a_zero_byte_is_accepted() -> None:  # case A07
     text = line(string(b"ssh-ed25519"), string(b"\x00" + hashlib.sha256(b"zero").digest()[1:]))
     assert keys.read_public_key(text).line == text
 
@@ -237,7 +237,7 @@ def secret_pastes(tmp_path: Path, marker: str) -> dict[str, str]:
 @pytest.mark.parametrize("kind", ["openssh", "pem", "pkcs8", "putty", "after a good key", "password", "password line"])
 def test_a_private_key_or_password_leaves_no_trace(
     kind: str, tmp_path: Path, api: ApiClient, page: Client, caplog: pytest.LogCaptureFixture
-) -> None:
+) -> None:  # case A06
     marker = "Zq7MARKERx9"
     text = secret_pastes(tmp_path, marker)[kind]
     caplog.set_level(0)
@@ -253,7 +253,7 @@ def test_a_private_key_or_password_leaves_no_trace(
         assert "replace" in answer.json()["detail"]
 
 
-def test_a_five_megabyte_paste_is_refused_by_page_and_api(api: ApiClient, page: Client) -> None:
+def test_a_five_megabyte_paste_is_refused_by_page_and_api(api: ApiClient, page: Client) -> None:  # case A06
     text = "ssh-ed25519 " + "A" * 5_000_000
     assert api.post("ssh-keys", {"public_key": text}).status_code == 413
     assert page.post("/access/keys/", {"public_key": text}).status_code == 400
@@ -271,7 +271,7 @@ def test_adding_a_key_over_the_api_answers_the_canonical_line(api: ApiClient, us
     assert AuditEvent.objects.get(action="ssh_key.added").actor == user
 
 
-def test_the_same_key_twice_is_a_conflict_however_it_is_written(api: ApiClient, user: User) -> None:
+def test_the_same_key_twice_is_a_conflict_however_it_is_written(api: ApiClient, user: User) -> None:  # case A02
     text = make.ed25519_line()
     assert api.post("ssh-keys", {"public_key": text}).status_code == 201
     again = api.post("ssh-keys", {"public_key": f"\ufeff{text} other comment\r\n", "name": "other"})

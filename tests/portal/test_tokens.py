@@ -64,7 +64,7 @@ def test_revoking_twice_leaves_one_audit_row(user: User) -> None:
     assert AuditEvent.objects.filter(action="token.revoked").count() == 1
 
 
-def test_unknown_expired_revoked_and_orphaned_tokens_are_refused_alike(user: User, tenant: Tenant) -> None:
+def test_unknown_expired_revoked_and_orphaned_tokens_are_refused_alike(user: User, tenant: Tenant) -> None:  # case A11
     now = timezone.now()
     organisation = make.make_tenant(members={user: "member"})
     _, left = make.make_token(user, tenant=organisation)

@@ -102,7 +102,7 @@ def test_an_order_wakes_its_node_and_tells_who_watches(
 @pytest.mark.parametrize("fault", ["down", "paused"])
 def test_without_a_broker_the_order_is_saved_in_time_and_done_by_pull(
     renter: User, tenant: Tenant, node: Node, server: redis.Redis, fault: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> None:  # case I05
     if fault == "down":
         with contextlib.suppress(redis.ConnectionError):
             server.shutdown(nosave=True)
@@ -124,7 +124,7 @@ def test_without_a_broker_the_order_is_saved_in_time_and_done_by_pull(
 
 def test_nothing_is_sent_before_the_commit_nor_after_a_rollback(
     renter: User, tenant: Tenant, node: Node, server: redis.Redis
-) -> None:
+) -> None:  # case I05
     @transaction.atomic
     def order_and_fail() -> None:
         take_order(renter, tenant)
@@ -143,7 +143,7 @@ def test_nothing_is_sent_before_the_commit_nor_after_a_rollback(
 
 def test_a_wake_up_that_was_lost_is_repeated_by_the_sweep(
     renter: User, tenant: Tenant, node: Node, server: redis.Redis
-) -> None:
+) -> None:  # case I05
     lease, _ = take_order(renter, tenant)
     server.flushall()
     Lease.objects.update(assigned_at=timezone.now() - timedelta(seconds=6))

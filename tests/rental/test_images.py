@@ -24,7 +24,7 @@ HEX = "0123456789abcdef" * 4
         ("Reg.Example.test/img", "Reg.Example.test", "img", "", ""),
     ],
 )
-def test_a_good_reference_is_kept_exactly(text: str, domain: str, path: str, tag: str, digest: str) -> None:
+def test_a_good_reference_is_kept_exactly(text: str, domain: str, path: str, tag: str, digest: str) -> None:  # case C01
     assert parse(text) == Reference(text, domain, path, tag, digest)
 
 
@@ -61,6 +61,6 @@ def test_a_good_reference_is_kept_exactly(text: str, domain: str, path: str, tag
         (HEX, "image id"),
     ],
 )
-def test_a_bad_reference_is_refused_by_its_cause(text: str, cause: str) -> None:
+def test_a_bad_reference_is_refused_by_its_cause(text: str, cause: str) -> None:  # case C01
     with pytest.raises(BadReferenceError, match=cause):
         parse(text)

@@ -144,7 +144,7 @@ def test_a_lease_is_reported_step_by_step_and_leaves_nothing(world: World) -> No
     world.portal.wait_for(lambda: not list((world.directory / "leases").iterdir()), "no record left")
 
 
-def test_a_stop_does_not_wait_for_the_pull(world: World) -> None:
+def test_a_stop_does_not_wait_for_the_pull(world: World) -> None:  # case C03, case I06
     world.want(image="far:1")
     world.portal.wait_event("ls-a", "pulling")
     world.portal.stop("ls-a")
@@ -153,7 +153,7 @@ def test_a_stop_does_not_wait_for_the_pull(world: World) -> None:
     assert "create" not in world.engine.calls
 
 
-def test_leases_of_one_image_share_its_pull(world: World) -> None:
+def test_leases_of_one_image_share_its_pull(world: World) -> None:  # case C03
     for lease_id in ("ls-a", "ls-b", "ls-c"):
         world.want(lease_id, image="far:1")
     world.portal.wait_for(lambda: all("pulling" in world.portal.events(i) for i in ("ls-a", "ls-b", "ls-c")), "pulls")
@@ -163,7 +163,7 @@ def test_leases_of_one_image_share_its_pull(world: World) -> None:
     assert world.engine.pulls == ["far:1"]
 
 
-def test_who_leaves_a_shared_pull_does_not_end_it_for_the_others(world: World) -> None:
+def test_who_leaves_a_shared_pull_does_not_end_it_for_the_others(world: World) -> None:  # case C03
     for lease_id in ("ls-a", "ls-b"):
         world.want(lease_id, image="far:1")
         world.portal.wait_event(lease_id, "pulling")
@@ -228,7 +228,7 @@ def test_a_failed_proof_stops_and_cleans_what_was_started(world: World) -> None:
     assert world.portal.events("ls-a") == ["starting", "started", "failed", "stopped", "cleaned"]
 
 
-def test_an_image_whose_main_process_ends_at_once_fails_with_its_exit_code(world: World) -> None:
+def test_an_image_whose_main_process_ends_at_once_fails_with_its_exit_code(world: World) -> None:  # case C07
     world.proof.gate.clear()
     world.want()
     world.portal.wait_event("ls-a", "started")
@@ -237,7 +237,7 @@ def test_an_image_whose_main_process_ends_at_once_fails_with_its_exit_code(world
     assert "exit code 3" in world.portal.report("ls-a", "failed")["detail"]
 
 
-def test_sigkill_follows_when_the_grace_is_over(world: World) -> None:
+def test_sigkill_follows_when_the_grace_is_over(world: World) -> None:  # case E01
     world.engine.ignores_term = True
     world.want(stop_grace_s=0)
     world.portal.wait_event("ls-a", "ready")
@@ -312,7 +312,7 @@ def test_a_late_copy_of_an_order_does_not_start_a_finished_lease_again(world: Wo
     assert world.engine.calls.count("create") == 1
 
 
-def test_a_newer_generation_waits_until_the_older_one_is_clean(world: World) -> None:
+def test_a_newer_generation_waits_until_the_older_one_is_clean(world: World) -> None:  # case E03
     world.running()
     world.portal.want(lease("ls-a", [OTHER_GPU], "here:1", generation=2))
     world.portal.wait_for(lambda: "ready" in world.portal.events("ls-a", 2), "generation 2")
@@ -371,7 +371,7 @@ def test_reports_wait_for_the_portal_and_keep_their_order(world: World) -> None:
     assert world.portal.events("ls-a")[-3:] == ["exited", "stopped", "cleaned"]
 
 
-def test_an_engine_that_goes_away_does_not_end_a_lease(world: World) -> None:
+def test_an_engine_that_goes_away_does_not_end_a_lease(world: World) -> None:  # case C09
     world.running()
     world.engine.down = True
     world.engine.calls.clear()
@@ -382,7 +382,7 @@ def test_an_engine_that_goes_away_does_not_end_a_lease(world: World) -> None:
     world.portal.wait_event("ls-a", "cleaned")
 
 
-def test_cleaning_waits_for_an_engine_that_is_away(world: World) -> None:
+def test_cleaning_waits_for_an_engine_that_is_away(world: World) -> None:  # case C09
     world.running()
     world.engine.down = True
     world.portal.stop("ls-a")

@@ -87,7 +87,7 @@ def test_a_lease_gets_exactly_its_gpus_and_can_be_logged_into(node: RigNode) -> 
     assert node.ssh(node.lease_id, "true").returncode == 255
 
 
-def test_the_container_is_made_from_the_allow_list_alone(node: RigNode) -> None:
+def test_the_container_is_made_from_the_allow_list_alone(node: RigNode) -> None:  # case H07
     run(node)
     inspect = node.inspect(node.container)
     assert check_hostconfig(inspect) == []
@@ -109,7 +109,7 @@ def test_a_gpu_that_is_not_on_the_node_ends_failed_gpu_and_costs_no_other_gpu(no
     assert "quarantine" not in cleaned["evidence"]
 
 
-def test_a_gpu_the_hook_refuses_ends_failed_gpu_and_the_node_is_looked_at_again(node: RigNode) -> None:
+def test_a_gpu_the_hook_refuses_ends_failed_gpu_and_the_node_is_looked_at_again(node: RigNode) -> None:  # case C04
     node.engine.fail_gpu_hook("nvidia-container-cli: initialization error: nvml error: driver not loaded")
     try:
         before = len(node.portal.preflights)
@@ -131,7 +131,7 @@ def test_an_unknown_image_ends_failed_image_with_a_sentence_for_the_renter(node:
     assert "127.0.0.1:1/has-this:1" in failed["detail"]
 
 
-def test_a_process_that_ignores_sigterm_is_killed_after_the_grace(node: RigNode) -> None:
+def test_a_process_that_ignores_sigterm_is_killed_after_the_grace(node: RigNode) -> None:  # case E01
     shell = ("/.lease/bin/busybox", "sh", "-c", "trap '' TERM; while :; do /.lease/bin/busybox sleep 1; done")
     node.engine.docker("create", "--name", "stubborn", SCRATCH, *shell)
     node.engine.docker("commit", "stubborn", "lessor-test/stubborn:1")
@@ -159,6 +159,7 @@ def test_a_restarted_agent_takes_a_running_lease_over_without_touching_it(node: 
 
 
 def test_a_container_the_portal_does_not_want_is_stopped_and_cleaned_even_without_a_record(node: RigNode) -> None:
+    # case G01
     run(node)
     node.end("agent", signal.SIGKILL)
     (node.state / "leases" / f"{node.lease_id}.json").unlink()
@@ -179,6 +180,7 @@ def test_a_newer_generation_replaces_the_older_one(node: RigNode) -> None:
 
 
 def test_a_gpu_that_keeps_memory_and_a_process_is_quarantined_and_the_other_one_is_not(node: RigNode) -> None:
+    # case G07
     run(node)
     stuck = node.engine.fleet.uuids[0]
     node.engine.fleet.start_process(stuck, FakeProcess(pid=4242))
@@ -233,7 +235,7 @@ def reached(node: RigNode, address: str, port: int) -> bool:
     return done.stdout == "0\n"
 
 
-def test_a_lease_reaches_neither_the_node_nor_its_network_nor_metadata(node: RigNode) -> None:
+def test_a_lease_reaches_neither_the_node_nor_its_network_nor_metadata(node: RigNode) -> None:  # case H07, case H09
     run(node)
     portal_port = int(node.portal.url.rpartition(":")[2])
     bridge = node.inspect(node.container)["NetworkSettings"]["Networks"][node.container]["Gateway"]
@@ -247,7 +249,7 @@ def test_a_lease_reaches_neither_the_node_nor_its_network_nor_metadata(node: Rig
     release(node)
 
 
-def test_leases_do_not_reach_each_other(node: RigNode) -> None:
+def test_leases_do_not_reach_each_other(node: RigNode) -> None:  # case H09
     run(node, devices=1)
     neighbour = f"{node.lease_id}b"
     other = node.engine.fleet.uuids[1:2]
