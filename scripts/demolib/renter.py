@@ -51,6 +51,10 @@ class Renter:
         self.form("/account/signup/", {"email": address, "password1": password, "password2": password})
         link = self._mailed_link(address)
         self.form(link, {})
+        self.sign_in(address, password)
+
+    def sign_in(self, address: str, password: str) -> None:
+        """Sign in on the page."""
         self.form("/account/login/", {"login": address, "password": password}, expect="/leases/")
 
     def _mailed_link(self, address: str) -> str:

@@ -72,3 +72,17 @@ def test_a_main_process_that_ends_by_itself_releases_the_lease(
     receipt = renter.call("GET", f"leases/{guest.id}/receipt")
     assert receipt["ledger_ticks"] == receipt["total_ticks"] == sum(line["ticks"] for line in receipt["lines"])
     desk.assert_gone(guest.id)
+
+
+def test_an_operators_stop_ends_the_lease_with_the_reason_given(
+    stack: Stack, desk: Desk, rent: Rent, renter: Renter
+) -> None:
+    guest = rent(renter)
+    stack.operator().form(f"/admin/rental/lease/{guest.id}/stop/", {"reason": "The rack moves."})
+    over = desk.ended(renter, guest.id)
+
+    assert (over["end_reason"], over["end_detail"]) == ("operator", "The rack moves.")
+    receipt = renter.call("GET", f"leases/{guest.id}/receipt")
+    assert receipt["lines"][-1]["end"] <= over["stop_requested_at"]
+    assert receipt["ledger_ticks"] == receipt["total_ticks"]
+    desk.assert_gone(guest.id)

@@ -288,6 +288,15 @@ class Stack:
         self.portal.manage("top_up", address, money, "--reference", f"rig {address}")
         return renter
 
+    def operator(self) -> Renter:
+        """Somebody in the browser who runs the fleet."""
+        record = self.directory / "operator_password"
+        record.write_text(PASSWORD)
+        self.portal.manage("ensure_operator", "operator@example.com", "--password-file", str(record))
+        operator = Renter(self.portal.url, self.portal.var / "mail", self.directory / "operator")
+        operator.sign_in("operator@example.com", PASSWORD)
+        return operator
+
     def query(self, sql: str, *values: str) -> list[tuple[Any, ...]]:
         """Rows of the portal's database, read past the portal; `?` stands for a value."""
         if self.database_url.startswith("sqlite"):
