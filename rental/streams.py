@@ -137,10 +137,10 @@ async def _answer(
         free = await place.take()
     except (RedisError, OSError) as error:
         logger.warning("streams: Redis does not answer (%s)", type(error).__name__)
-        await redis.aclose()
         return HttpResponse("Live updates are not available now.", status=503, content_type=PLAIN)
+    finally:
+        await redis.aclose()  # a browser may go before the first event is asked for; it connects again by itself
     if not free:
-        await redis.aclose()
         return HttpResponse("Too many live pages are open.", status=429, content_type=PLAIN)
     answer = StreamingHttpResponse(_events(request, watch, redis, place), content_type="text/event-stream")
     answer["Cache-Control"] = "no-store"
@@ -209,7 +209,7 @@ async def _close(redis: Redis, pubsub: PubSub, place: Place) -> None:
 async def _changes(request: HttpRequest, watch: Watch, pubsub: PubSub, place: Place) -> AsyncIterator[bytes]:
     shown: Hashable = None
     told = time.monotonic()
-    while (stamp := await _in_thread(request, watch.stamp)) is not None:
+    while not _gone() and (stamp := await _in_thread(request, watch.stamp)) is not None:
         if stamp != shown:
             shown = stamp
             yield _message(await _in_thread(request, watch.render))
@@ -219,6 +219,12 @@ async def _changes(request: HttpRequest, watch: Watch, pubsub: PubSub, place: Pl
             told = time.monotonic()
             await place.keep()
         await _wait(watch, pubsub, max(0.1, told + CHECK_S - time.monotonic()))
+
+
+def _gone() -> bool:
+    """Has the browser left? redis-py (8.1) loses a cancellation that comes while it sends; the task remembers it."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 async def _wait(watch: Watch, pubsub: PubSub, longest_s: float) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, cast
+import asyncio
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from asgiref.sync import sync_to_async
@@ -19,7 +20,7 @@ from tests.rental.factories import order, report
 from tests.rig.services import redis_server
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Iterator
 
     from portal.models import User
     from rental.models import Lease
@@ -64,23 +65,48 @@ async def browser(user: User | None) -> AsyncClient:
     return client
 
 
+class Listener:
+    """Reads a stream as the ASGI server does: in a task, which a browser that goes away cancels."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+        self.events: asyncio.Queue[str | None] = asyncio.Queue()
+        self.task = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        async for part in self.answer.streaming_content:
+            self.events.put_nowait(part.decode())
+        self.events.put_nowait(None)
+
+    async def next(self) -> str | None:
+        """The next event, None at the end."""
+        return await asyncio.wait_for(self.events.get(), 20)
+
+    async def until(self, words: str) -> str:
+        """The first event from now on with these words."""
+        while words not in (event := str(await self.next())):
+            assert event != "None", f"the stream ended before it said {words!r}"
+        return event
+
+    async def leave(self) -> None:
+        """Close the browser."""
+        self.task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self.task
+
+
 @asynccontextmanager
-async def listening(client: AsyncClient, path: str) -> AsyncIterator[AsyncIterator[str]]:
-    """The events of a stream, one text each."""
+async def listening(client: AsyncClient, path: str) -> AsyncIterator[Listener]:
+    """A stream that is listened to."""
     answer = await client.get(path)
     assert answer.status_code == 200, answer.content
     assert answer["Content-Type"] == "text/event-stream"
     assert answer["Cache-Control"] == "no-store"
-    parts = parts_of(answer)
+    listener = Listener(answer)
     try:
-        yield (part.decode() async for part in parts)
+        yield listener
     finally:
-        await parts.aclose()
-
-
-def parts_of(answer: Any) -> AsyncGenerator[bytes]:
-    """The generator behind an answer; ``streaming_content`` wraps it, and closing a wrapper does not close it."""
-    return cast("AsyncGenerator[bytes]", answer._iterator)
+        await listener.leave()
 
 
 def lease_stream(lease: Lease) -> str:
@@ -90,15 +116,14 @@ def lease_stream(lease: Lease) -> str:
 
 async def test_a_stream_begins_with_the_whole_state_and_tells_each_change(user: User, lease: Lease) -> None:
     async with listening(await browser(user), lease_stream(lease)) as events:
-        first = await anext(events)
+        first = str(await events.next())
         assert first.startswith('data: <hx-partial hx-target="#lease" hx-swap="outerMorph">')
         assert first.endswith("\n\n")
         assert "Assigned" in first
         await sync_to_async(report)(lease, "starting")
-        assert 'data-state="starting"' in await anext(events)
+        await events.until('data-state="starting"')
         await sync_to_async(report)(lease, "ready")
-        running = await anext(events)
-        assert f"ssh -p 2222 {lease.pk}@127.0.0.1" in running
+        await events.until(f"ssh -p 2222 {lease.pk}@127.0.0.1")
 
 
 async def test_a_stream_speaks_the_readers_language(user: User, lease: Lease) -> None:
@@ -106,21 +131,21 @@ async def test_a_stream_speaks_the_readers_language(user: User, lease: Lease) ->
     client.cookies["django_language"] = "zh-hans"
     client.cookies["tz"] = "Asia/Shanghai"
     async with listening(client, lease_stream(lease)) as events:
-        assert "CST" in await anext(events)
+        await events.until("CST")
 
 
 @pytest.mark.usefixtures("_impatient")
 async def test_a_stream_with_nothing_to_tell_ticks(user: User, lease: Lease) -> None:
     async with listening(await browser(user), lease_stream(lease)) as events:
-        await anext(events)
-        assert [await anext(events) for _ in range(2)] == ["event: tick\ndata:\n\n"] * 2
+        await events.next()
+        assert [await events.next() for _ in range(2)] == ["event: tick\ndata:\n\n"] * 2
 
 
 async def test_while_a_stream_waits_it_holds_no_database_connection(user: User, lease: Lease) -> None:
     if connection.vendor != "postgresql":
         pytest.skip("SQLite in memory is never closed.")
     async with listening(await browser(user), lease_stream(lease)) as events:
-        await anext(events)
+        await events.next()
         assert await sync_to_async(lambda: connection.connection is None)()
 
 
@@ -140,12 +165,12 @@ async def test_a_stream_ends_with_the_right_to_look(user: User, lease: Lease, fa
             user.save(update_fields=["password"])
 
     async with listening(client, lease_stream(lease)) as events:
-        await anext(events)
+        await events.next()
         if fate == "sign-out":
             await client.alogout()
         await sync_to_async(happen)()
-        said = [event async for event in events]
-    assert all(event == "event: tick\ndata:\n\n" for event in said)
+        while (event := await events.next()) is not None:
+            assert event == "event: tick\ndata:\n\n"
 
 
 async def test_nobody_and_strangers_are_told_nothing(user: User, stranger: User, lease: Lease) -> None:
@@ -157,39 +182,33 @@ async def test_nobody_and_strangers_are_told_nothing(user: User, stranger: User,
 
 async def test_the_list_is_told_of_a_change_of_any_of_its_leases(user: User, lease: Lease) -> None:
     async with listening(await browser(user), reverse("stream-home")) as events:
-        first = await anext(events)
+        first = str(await events.next())
         assert 'hx-target="#open-leases"' in first
         assert "Nothing is running" in first
         for event in ("starting", "ready"):
             await sync_to_async(report)(lease, event)
-        told = await anext(events)
-        while "1 running" not in told:
-            told = await anext(events)
+        await events.until("1 running")
 
 
 @pytest.mark.usefixtures("_impatient")
 async def test_the_catalog_tells_everyone_what_is_free(user: User, lease: Lease) -> None:
     async with listening(await browser(None), reverse("stream-offers") + "?gpu_count=1") as events:
-        assert "1 of 2 free" in await anext(events)
+        await events.until("1 of 2 free")
         await sync_to_async(order)(user, await sync_to_async(make.tenant_of)(user))
-        told = await anext(events)
-        while "0 of 2 free" not in told:
-            told = await anext(events)
+        await events.until("0 of 2 free")
 
 
 async def test_a_ninth_stream_of_one_person_is_refused_until_one_ends(user: User, lease: Lease) -> None:
     client = await browser(user)
     path = lease_stream(lease)
-    answers = [await client.get(path) for _ in range(streams.MOST_STREAMS)]
-    streaming = [parts_of(answer) for answer in answers]
-    for parts in streaming:
-        await anext(parts)
+    listeners = [Listener(await client.get(path)) for _ in range(streams.MOST_STREAMS)]
+    for listener in listeners:
+        await listener.next()
     assert (await client.get(path)).status_code == 429
-    await streaming[0].aclose()
-    last = await client.get(path)
-    assert last.status_code == 200
-    for parts in [*streaming[1:], parts_of(last)]:
-        await parts.aclose()
+    await listeners.pop().leave()
+    async with listening(client, path):
+        for listener in listeners:
+            await listener.leave()
 
 
 async def test_without_redis_a_page_stays_as_it_is(user: User, lease: Lease, settings: Any) -> None:
