@@ -23,6 +23,10 @@ def main(arguments: list[str] | None = None) -> int:
     from scripts.gpucheck.steps import Machine, run_steps  # needs what the set-up has installed
 
     machine = Machine(_docker_socket(), ROOT / "var" / "bundle", options.image)
+    if leases := machine.leases():
+        print(f"leases are running here ({', '.join(leases)}): stop them first")
+        _write(options.json, {"driver": True, "ok": False, **machine.facts(), "steps": []})
+        return FAILED
     found = []
     for result in run_steps(machine):
         print(f"{result.name:<14} {result.status:<8} {result.why}", flush=True)

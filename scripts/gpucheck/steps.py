@@ -18,7 +18,7 @@ from nodes.agent.engine import DockerEngine
 from nodes.agent.failures import AgentError, EngineError
 from nodes.agent.gpus import Gpus, GpuUnreadableError
 from nodes.agent.heartbeat import gpu_request
-from nodes.agent.hostconfig import BUNDLE_TARGET, WORKSPACE_TARGET, NodeFacts
+from nodes.agent.hostconfig import BUNDLE_TARGET, ROLE, WORKSPACE_TARGET, NodeFacts
 from nodes.agent.probe import parse_probe
 from nodes.agent.volumes import Volumes
 from scripts.gpucheck.container import SCRATCH, add_scratch_image, container, remove_scratch_image
@@ -100,6 +100,22 @@ class Machine:
             "cuda_version": self.gpus.cuda_version(),
             "gpus": [gpu.as_json() for gpu in self.gpus.inventory()],
         }
+
+    def leases(self) -> list[str]:
+        """Leases on this machine. Their GPUs are not ours to try; without an engine there are none."""
+        try:
+            return sorted(
+                facts.labels.get("lessor.lease", "") for facts in self.engine.containers(f"lessor.role={ROLE}")
+            )
+        except EngineError:
+            return []
+
+    def idle(self) -> str:
+        """A GPU that no program uses. Raises Skipped where there is none."""
+        for gpu in _whole(self):
+            if not self.gpus.processes(gpu):
+                return gpu
+        raise Skipped("programs run on every GPU; end them and try again")
 
     def close(self) -> None:
         """Remove the places."""
@@ -192,7 +208,7 @@ class Canary:
 
     def run(self) -> str:
         """Write, release, read."""
-        [gpu, *_] = _whole(self._machine)
+        gpu = self._machine.idle()
         program, marker = self._compile(), secrets.token_hex(4)
         gpus = self._machine.gpus
         self._base = gpu, gpus.memory_used(gpu), gpus.processes(gpu)

@@ -71,7 +71,8 @@ class Desk:
 
     def assert_gone(self, lease_id: str) -> None:
         """Nothing of it on the machine, in the database's capacity, or held back of the balance."""
-        left = self.stack.node.left_of(lease_id)
+        [(container_id,)] = self.stack.query("select container_id from rental_lease where id = ?", lease_id)
+        left = self.stack.node.left_of(lease_id, container_id)
         assert not any(left.values()), left
         assert self.stack.devices_in_database(lease_id) == []
         assert self.stack.query("select 1 from billing_hold where lease_id = ? and released_at is null", lease_id) == []

@@ -38,8 +38,11 @@ def frozen_redis(stack: Stack) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("frozen_redis")
-def test_an_order_comes_up_while_no_broker_answers(rent: Rent, renter: Renter) -> None:  # case I05
-    assert rent(renter).run("echo up").stdout == "up\n"
+def test_orders_and_stops_are_done_while_no_broker_answers(desk: Desk, rent: Rent, renter: Renter) -> None:  # case I05
+    guest = rent(renter)
+    assert guest.run("echo up").stdout == "up\n"
+    assert desk.stop(renter, guest.id)["end_reason"] == "released"
+    desk.assert_gone(guest.id)
 
 
 def test_an_agent_that_restarts_leaves_lease_and_session_alone(

@@ -78,13 +78,13 @@ def test_two_renters_on_one_node_share_no_device_and_no_network(
     )
     page = f"http://{network.stdout.strip()}:8000/hostname"
     assert mine.run(f"curl -sS -m 10 {page}").stdout.strip() == mine.id
-    assert theirs.run(f"curl -sS -m 3 {page}").returncode != 0
+    assert theirs.run(f"curl -sS -m 2 {page}").returncode != 0
     closed = [
         f"{host}/{port}"
         for host in (stack.engine.ip, stack.engine.host_ip)
         for port in (2222, stack.portal.port, stack.portal.redis_port)
     ]
-    knock = "(timeout 3 bash -c '</dev/tcp/{0}' && echo {0}) 2>/dev/null &"
+    knock = "(timeout 2 bash -c '</dev/tcp/{0}' && echo {0}) 2>/dev/null &"
     assert theirs.run(" ".join(knock.format(place) for place in closed) + " wait").stdout == ""
     refused = neighbour.api.get(f"{stack.portal.url}/api/v1/leases/{mine.id}", timeout=20)
     assert refused.status_code == 404

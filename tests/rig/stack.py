@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Self
 import psycopg
 import requests
 
+from nodes.agent.cleaning import pids_of_container
 from scripts.demolib.portal_stack import ROOT, Portal
 from scripts.demolib.processes import DemoError, Processes, free_port, wait_until
 from scripts.demolib.renter import Renter
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from tests.rig.nvml import FakeGpu
 
 SSH_PORT = 2222
+PREFIX, OWNER = "lessor-stack-", "owner"
 GATEWAY_USER, GATEWAY_GROUP = "nobody", "nogroup"
 HEARTBEAT_S, PULL_S = 2, 5
 PASSWORD = "a long enough passphrase"  # of people who live for one test session
@@ -179,14 +181,15 @@ class StackNode:
             if line.startswith("-A")
         ]
 
-    def left_of(self, lease_id: str) -> dict[str, list[str]]:
-        """What is on the machine of a lease now; all lists empty when nothing is left."""
+    def left_of(self, lease_id: str, container_id: str = "") -> dict[str, list[str]]:
+        """What is on the machine of a lease (and its container) now; all lists empty when nothing is left."""
         docker, label = self.engine.docker, f"label=lessor.lease={lease_id}"
         mounts = Path("/proc/self/mountinfo").read_text().splitlines()
         loops = _output("losetup", "--list", "--noheadings", "-O", "BACK-FILE").splitlines()
         here = f"{self.state}/"
         return {
             "containers": docker("ps", "-aq", "--filter", label).stdout.split(),
+            "processes": [str(pid) for pid in pids_of_container(container_id)] if container_id else [],
             "networks": docker("network", "ls", "-q", "--filter", label).stdout.split(),
             "mounts": [line for line in mounts if here in line and lease_id in line],
             "loops": [line for line in loops if here in line and lease_id in line],
@@ -201,8 +204,10 @@ class Stack:
 
     def __init__(self, gpus: Sequence[FakeGpu], bundle: Path, database_url: str | None = None) -> None:
         """Without `database_url` the database is SQLite."""
-        self.directory = Path(tempfile.mkdtemp(prefix="lessor-stack-"))  # short: socket paths have a limit
+        sweep()
+        self.directory = Path(tempfile.mkdtemp(prefix=PREFIX))  # short: socket paths have a limit
         self.directory.chmod(0o755)  # the gateway's user looks for its sockets below
+        (self.directory / OWNER).write_text(str(os.getpid()))
         self._gpus, self._bundle = gpus, bundle
         self.database_url = database_url or f"sqlite:///{self.directory}/lessor.sqlite3"
         self._exits = ExitStack()
@@ -222,7 +227,7 @@ class Stack:
     def _start(self) -> None:
         self._exits.callback(shutil.rmtree, self.directory)
         self.engine = self._exits.enter_context(Engine(self._gpus))
-        self._exits.callback(self._unmount)
+        self._exits.callback(_unmount_below, self.directory)
         self.processes = Processes(self.directory)
         self._exits.callback(self.processes.stop_all)
         self.portal = RigPortal(self.processes, self.directory, self.engine.host_ip, self.database_url)
@@ -242,11 +247,6 @@ class Stack:
     def close(self) -> None:
         """End every process, in the opposite order of the start, and remove what is left on disk."""
         self._exits.close()
-
-    def _unmount(self) -> None:
-        # volumes of leases that a failed test has left running; the engine's own mounts are elsewhere
-        for point in mounts_below(self.directory):
-            subprocess.run(["umount", "--lazy", point], check=False)
 
     def sells(self) -> bool:
         """Whether a GPU is free in the catalog."""
@@ -325,6 +325,22 @@ def postgres_database(server_url: str) -> Iterator[str]:
             yield f"{server_url.rpartition('/')[0]}/{name}"
         finally:
             connection.execute(f"drop database {name} with (force)".encode())
+
+
+def sweep() -> None:
+    """End and remove the stacks of test runs that were killed."""
+    for directory in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        owner = directory / OWNER
+        if owner.exists() and not Path(f"/proc/{owner.read_text()}").exists():
+            Processes(directory).end_leftovers()
+            _unmount_below(directory)
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _unmount_below(directory: Path) -> None:
+    # volumes of leases that were left running; the engine's own mounts are elsewhere
+    for point in mounts_below(directory):
+        subprocess.run(["umount", "--lazy", point], check=False)
 
 
 def _output(*command: str) -> str:

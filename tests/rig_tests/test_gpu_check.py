@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.rig.engine import Engine
+from tests.rig.images import SCRATCH
 
 ROOT = Path(__file__).parents[2]
 
@@ -81,3 +82,15 @@ def test_a_toolkit_that_refuses_the_gpu_fails_every_step_that_needs_one(engine: 
     assert steps["uuids"]["status"] == "failed"
     assert "nvidia-smi" in steps["uuids"]["why"]
     assert done.returncode == 1
+
+
+@pytest.mark.rig
+def test_nothing_is_tried_while_a_lease_runs(engine: Engine, tmp_path: Path) -> None:
+    labels = ("--label", "lessor.role=workspace", "--label", "lessor.lease=ls-somebody")
+    engine.docker("run", "--detach", "--name", "somebody", *labels, SCRATCH)
+    try:
+        done, found = gpu_check(tmp_path, {**engine.nvml_environment, "DOCKER_HOST": engine.docker_host})
+    finally:
+        engine.docker("rm", "--force", "somebody")
+    assert (done.returncode, found["steps"]) == (1, [])
+    assert "ls-somebody" in done.stdout
