@@ -36,7 +36,7 @@ class StopForm(forms.Form):
 def stop(request: HttpRequest, site: AdminSite, lease_id: str) -> HttpResponse:
     """End a lease as the operator, with the reason."""
     lease = _get(request, lease_id)
-    form = StopForm(request.POST or None)
+    form = StopForm(request.POST if request.method == "POST" else None)
     if request.method == "POST" and form.is_valid():
         if lease.state not in OPEN or lease.state == State.STOPPING:
             messages.info(request, _("The lease was stopping already, or is over."))
