@@ -108,10 +108,13 @@ setup_packages() {
     step "apt: $(echo $missing)" _setup_apt_install "${2:-}" $missing
 }
 
-# The demo's engine: none is installed where one answers already.
+# The demo's engine: none is installed where one answers already. The package's own service is let start only where a
+# service manager runs: elsewhere its init script may fail and the package with it, and the demo starts an engine itself.
 setup_docker() {
+    local service=
     command -v docker >/dev/null && as_root docker version >/dev/null 2>&1 && return
-    setup_packages "docker.io dockerd" "docker|containerd"
+    [ ! -d /run/systemd/system ] || service="docker|containerd"
+    setup_packages "docker.io dockerd" "$service"
     command -v docker >/dev/null || setup_packages "docker-cli docker"
 }
 
