@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -27,7 +28,8 @@ class Node:
     def __init__(self, processes: Processes, portal: Portal, gpus: Gpus, docker_socket: Path) -> None:
         self.processes, self.portal, self.gpus = processes, portal, gpus
         self.docker_socket = docker_socket
-        self.state = portal.var / "node"
+        # Not under var/: the gateway's user must get there, and a checkout may lie in somebody's closed home.
+        self.state = Path("/var/lib/lessor-demo") / hashlib.sha256(str(portal.var).encode()).hexdigest()[:12]
         self.run = Path("/run/lessor-demo/node")
         self.node_id = ""
 
