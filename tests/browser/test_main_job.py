@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
+from django.conf import settings
 from playwright.sync_api import expect
 
 from portal.models import User
@@ -183,3 +184,41 @@ def test_what_the_reader_opened_stays_open_while_the_page_is_updated(tab: Page) 
     report(lease, "exited", evidence={"exit_code": 3})
     expect(tab.locator("#state")).to_have_text("Stopping")
     expect(tab.get_by_text("The main process ended with exit code 3.").first).to_be_visible()
+
+
+AXE = settings.NODE_MODULES / "axe-core" / "axe.min.js"
+
+
+@pytest.mark.skipif(not AXE.exists(), reason="axe-core is a development dependency: npm ci")
+@pytest.mark.usefixtures("_fleet")
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_page_of_the_path_is_accessible_and_fits(tab: Page, portal: str, width: int, theme: str) -> None:
+    user = a_renter()
+    tenant = make.tenant_of(user)
+    lease = order(user, tenant)
+    over = make.make_lease(tenant, state=State.ENDED)
+    tab.context.add_cookies([{"name": "theme", "value": theme, "url": portal}])
+    tab.set_viewport_size({"width": width, "height": 900})
+    look_at(tab, "/")
+    tab.goto("/leases/")
+    sign_in(tab)
+    for path in ("/", "/rent", "/leases/", f"/leases/{lease.pk}/", f"/leases/{over.pk}/", f"/leases/{over.pk}/receipt"):
+        look_at(tab, path)
+    for event in ("starting", "ready"):
+        report(lease, event)
+    look_at(tab, f"/leases/{lease.pk}/")
+
+
+def look_at(tab: Page, path: str) -> None:
+    """No violation of WCAG 2.2 AA that axe can see, and nothing wider than the screen."""
+    tab.goto(path)
+    tab.evaluate(AXE.read_text())
+    options = {
+        "runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"],
+        # Experimental, and the initials of the avatar are a picture, not a label.
+        "rules": {"label-content-name-mismatch": {"enabled": False}},
+    }
+    found = tab.evaluate("options => axe.run(document, options).then(said => said.violations)", options)
+    assert not [(rule["id"], [node["html"][:200] for node in rule["nodes"]]) for rule in found], path
+    assert tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), f"{path} is too wide"
