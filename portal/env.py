@@ -1,6 +1,6 @@
 """The only reader of ``os.environ``: typed, and it refuses nonsense by the variable's name.
 
-Every reader also takes ``NAME_FILE``, a path whose content is the value, so that a secret need not stand in a process list.
+Every reader also takes ``NAME_FILE``, a path whose content is the value: a secret need not stand in a process list.
 """
 
 import os

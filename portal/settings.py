@@ -158,7 +158,7 @@ LOGIN_URL = "account_login"
 LOGIN_REDIRECT_URL = "leases"
 LOGOUT_REDIRECT_URL = "catalog"
 
-# --- mail: to a server when one is named, else to files that scripts/demo and an operator can read --------------------
+# --- mail: to a server when one is named, else to files that scripts/demo and an operator can read ------------------
 EMAIL_HOST = env.text("EMAIL_HOST")
 EMAIL_PORT = env.number("EMAIL_PORT", 25, least=1)
 EMAIL_HOST_USER = env.text("EMAIL_HOST_USER")
@@ -170,7 +170,7 @@ EMAIL_FILE_PATH = str(VAR / "mail")
 DEFAULT_FROM_EMAIL = env.text("DEFAULT_FROM_EMAIL", "Lessor <noreply@localhost>")
 SERVER_EMAIL = DEFAULT_FROM_EMAIL
 
-# --- security ---------------------------------------------------------------------------------------------------------
+# --- security -------------------------------------------------------------------------------------------------------
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = HTTPS
 CSRF_FAILURE_VIEW = "portal.views.csrf_failure"
 SESSION_COOKIE_HTTPONLY = True
@@ -179,20 +179,20 @@ SECURE_HSTS_SECONDS = 31_536_000 if HTTPS else 0
 SECURE_CONTENT_TYPE_NOSNIFF = True
 SECURE_REFERRER_POLICY = "same-origin"
 X_FRAME_OPTIONS = "DENY"
-# Proxies in front that set X-Forwarded-For: 0 means the peer's address is the client's. Never trust more than stand there.
+# Proxies in front that set X-Forwarded-For: 0 means the peer's address is the client's. Trust no more than stand there.
 TRUSTED_PROXIES = env.number("TRUSTED_PROXIES", 0)
 if env.flag("TLS_BY_PROXY"):
     SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
 DATA_UPLOAD_MAX_MEMORY_SIZE = 1_048_576
 
-# --- language and time --------------------------------------------------------------------------------------------------
+# --- language and time ----------------------------------------------------------------------------------------------
 LANGUAGE_CODE = "en"
 LANGUAGES = [("en", _("English")), ("zh-hans", _("Simplified Chinese"))]
 LOCALE_PATHS = [BASE_DIR / "locale"]
 TIME_ZONE = "UTC"
 USE_TZ = True
 
-# --- assets -------------------------------------------------------------------------------------------------------------
+# --- assets ---------------------------------------------------------------------------------------------------------
 NODE_MODULES = BASE_DIR / "node_modules"
 STATIC_URL = "/static/"
 STATIC_ROOT = VAR / "static"
@@ -217,7 +217,7 @@ WHITENOISE_KEEP_ONLY_HASHED_FILES = True
 WHITENOISE_SKIP_COMPRESS_EXTENSIONS = ["jpg", "png", "gif", "webp", "gz", "br", "woff", "woff2", "map"]
 WHITENOISE_USE_FINDERS = DEBUG or TESTING
 
-# --- API ----------------------------------------------------------------------------------------------------------------
+# --- API ------------------------------------------------------------------------------------------------------------
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": ["portal.authentication.BearerToken", "portal.authentication.Session"],
     "DEFAULT_PERMISSION_CLASSES": ["portal.permissions.HasScope"],
@@ -232,7 +232,7 @@ REST_FRAMEWORK = {
 }
 SPECTACULAR_SETTINGS = {
     "TITLE": "Lessor API",
-    "DESCRIPTION": "Rent GPUs by program: offers, quotes, leases, keys, tokens, balance. Errors are problem documents with a stable code.",
+    "DESCRIPTION": "Rent GPUs by program. Errors are problem documents with a stable code.",
     "VERSION": "1",
     "OAS_VERSION": "3.1.1",
     "SCHEMA_PATH_PREFIX": r"/api/v1",
@@ -245,7 +245,7 @@ SPECTACULAR_SETTINGS = {
     "POSTPROCESSING_HOOKS": ["portal.schema.add_problems"],
 }
 
-# --- renting --------------------------------------------------------------------------------------------------------------
+# --- renting --------------------------------------------------------------------------------------------------------
 CURRENCY = env.text("CURRENCY", "USD")
 DEFAULT_IMAGE = env.text("DEFAULT_IMAGE", "lessor/workspace:1")
 QUOTE_SECONDS = 300

@@ -1,4 +1,4 @@
-"""Every route of the portal. Apps bring their own: ``urls`` (pages), ``api_urls`` (/api/v1/), ``node_urls`` (/api/node/v1/)."""
+"""Every route of the portal. Apps bring ``urls`` (pages), ``api_urls`` (/api/v1/) and ``node_urls`` (/api/node/v1/)."""
 
 from allauth.account.views import password_reset_from_key
 from django.conf import settings
@@ -16,7 +16,7 @@ urlpatterns = [
     path("", include("portal.page_urls")),
     path("", include("rental.urls")),
     path("billing/", include("billing.urls")),
-    # allauth ends the user's id at the first dash; ours have one (us-…), so its own pattern would split them in the middle.
+    # allauth ends the user's id at the first dash; ours have one (us-…), which its own pattern would split.
     re_path(r"^account/password/reset/key/(?P<uidb36>us-[0-9a-z]+)-(?P<key>.+)/$", password_reset_from_key),
     path("account/", include("allauth.account.urls")),
     path("i18n/", include("django.conf.urls.i18n")),

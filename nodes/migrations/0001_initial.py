@@ -2,9 +2,10 @@
 
 import django.db.models.deletion
 import django.utils.timezone
-import portal.ids
 from django.conf import settings
 from django.db import migrations, models
+
+import portal.ids
 
 
 class Migration(migrations.Migration):

@@ -23,7 +23,7 @@ class Command(BaseCommand):
     help = "Create or repair an operator account whose address counts as verified."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """The address, and where the password is read from: never the command line, which every user of a machine sees."""
+        """The address, and the password's file: a command line is seen by every user of a machine."""
         parser.add_argument("email")
         parser.add_argument(
             "--password-file", required=True, type=Path, help="file that holds the password on its first line"
