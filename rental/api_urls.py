@@ -12,5 +12,5 @@ urlpatterns = [
     path("leases/<str:lease_id>/stop", api.StopLease.as_view()),
     path("leases/<str:lease_id>/keep", api.KeepLease.as_view()),
     path("leases/<str:lease_id>/events", api.LeaseEvents.as_view()),
-    path("leases/<str:lease_id>/receipt", api.LeaseReceipt.as_view()),
+    path("leases/<str:lease_id>/receipt", api.LeaseReceipt.as_view(), name="api-lease-receipt"),
 ]
