@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 from zoneinfo import ZoneInfo, available_timezones
 
-from django.http import JsonResponse
+from django.http import Http404, JsonResponse
 from django.shortcuts import render
 from django.utils import timezone
 
@@ -59,7 +59,9 @@ class DomainErrors:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
-        """Nothing to do on the way."""
+        """An address with a NUL in it is nobody's: PostgreSQL would refuse the id instead of not finding it."""
+        if "\x00" in request.path_info:
+            raise Http404
         return self.get_response(request)
 
     def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponse | None:

@@ -55,7 +55,7 @@ def tenant_of(request: Request) -> Tenant:
 
 def one_lease(request: Request, lease_id: str) -> Lease:
     """A lease the caller may see. NotFound for every other id, existing or not (case H03)."""
-    lease = leases_of(request).called(lease_id).first()
+    lease = leases_of(request).filter(pk=lease_id).first()
     if lease is None:
         raise NotFound("There is no such lease.")
     return lease

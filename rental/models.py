@@ -27,10 +27,6 @@ class LeaseQuerySet(models.QuerySet["Lease"]):
         """Leases of the tenants this user belongs to. Everything a renter sees starts here."""
         return self.filter(tenant__memberships__user=user)
 
-    def called(self, lease_id: str) -> LeaseQuerySet:
-        """The lease of an id out of a URL. That may hold a NUL, which PostgreSQL refuses instead of not finding it."""
-        return self.filter(pk=lease_id) if lease_id.isprintable() else self.none()
-
     def live(self) -> LeaseQuerySet:
         """A node is expected to know these."""
         return self.filter(state__in=LIVE)

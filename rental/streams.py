@@ -70,7 +70,7 @@ async def lease(request: HttpRequest, lease_id: str) -> HttpResponse | Streaming
 
     def found() -> Lease | None:
         user = _judge(request)
-        return lease_page.visible(user).called(lease_id).first() if user else None
+        return lease_page.visible(user).filter(pk=lease_id).first() if user else None
 
     def stamp() -> Hashable:
         seen = found()

@@ -170,7 +170,7 @@ def person(request: HttpRequest) -> User:
 
 def find(request: HttpRequest, lease_id: str) -> Lease:
     """A lease this person may see; 404 for every other id, existing or not (case H03)."""
-    lease = lease_page.visible(person(request)).called(lease_id).first()
+    lease = lease_page.visible(person(request)).filter(pk=lease_id).first()
     if lease is None:
         raise Http404
     return lease

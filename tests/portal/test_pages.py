@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,6 +19,7 @@ from portal import views
 from portal.errors import InsufficientFunds, NoCapacity
 from portal.middleware import POLICY, ContentSecurityPolicy, DomainErrors, ViewerTimeZone, known_zone
 from portal.models import ApiToken, SshKey, User
+from portal.routes import every_route
 from tests import make
 from tests.clients import ApiClient
 
@@ -249,3 +251,17 @@ def test_no_template_of_ours_has_inline_script_or_style() -> None:
     text = render_to_string("500.html")
     assert "<style" not in text
     assert " style=" not in text
+
+
+# --- ids out of a URL ---------------------------------------------------------------------------------------------------
+
+WITH_ID = sorted(
+    {re.sub(r"<[^>]+>", "%00", route.path) for route in every_route() if "<" in route.path and "(" not in route.path}
+)
+
+
+@pytest.mark.parametrize("path", WITH_ID)
+def test_an_id_with_a_nul_is_not_found_anywhere(path: str, operator: User) -> None:
+    client = Client(raise_request_exception=False)
+    client.force_login(operator)
+    assert client.get(f"/{path}").status_code == 404
