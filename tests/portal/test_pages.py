@@ -253,7 +253,7 @@ def test_no_template_of_ours_has_inline_script_or_style() -> None:
     assert " style=" not in text
 
 
-# --- ids out of a URL ---------------------------------------------------------------------------------------------------
+# --- ids out of a URL -------------------------------------------------------------------------------------------------
 
 WITH_ID = sorted(
     {re.sub(r"<[^>]+>", "%00", route.path) for route in every_route() if "<" in route.path and "(" not in route.path}
