@@ -91,6 +91,18 @@ def ticks_money(ticks: int, currency: str) -> str:
 
 
 @register.filter
+def have_money(ticks: int, currency: str) -> str:
+    """A balance: $182.40, rounded down."""
+    return formatting.have_money(int(ticks), currency, _style())
+
+
+@register.filter
+def need_money(ticks: int, currency: str) -> str:
+    """A hold, or the most that can be charged: $4.98, rounded up."""
+    return formatting.need_money(int(ticks), currency, _style())
+
+
+@register.filter
 def ticks_cost(ticks: int, currency: str) -> str:
     """What a lease has cost: $18.4509."""
     return formatting.ticks_money(int(ticks), currency, _style(), extra=2)

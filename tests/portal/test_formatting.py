@@ -110,3 +110,17 @@ def test_decimals_are_within_half_a_unit_of_the_exact_amount(ticks: int, digits:
     denominator = f.TICKS_PER_MICRO * f.MICROS_PER_UNIT
     shown = int(f.decimal(ticks, denominator, digits).replace(",", "").replace(".", "").replace("\u2212", "-"))
     assert abs(shown * denominator - ticks * 10**digits) * 2 <= denominator
+
+
+@pytest.mark.parametrize(
+    ("ticks", "currency", "have", "need"),
+    [
+        (49_995_850_000 * 3600 // 1000, "USD", "$49.99", "$50.00"),
+        (50_000_000 * 3600, "USD", "$50.00", "$50.00"),
+        (1, "JPY", "¥0", "¥1"),
+        (-1, "USD", "\N{MINUS SIGN}$0.01", "$0.00"),
+        (1_234_000 * 3600 + 1, "KWD", "KWD\N{NO-BREAK SPACE}1.234", "KWD\N{NO-BREAK SPACE}1.235"),
+    ],
+)
+def test_a_balance_is_rounded_down_and_what_is_needed_up(ticks: int, currency: str, have: str, need: str) -> None:
+    assert (f.have_money(ticks, currency), f.need_money(ticks, currency)) == (have, need)
