@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+import socket
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from allauth.account.models import EmailAddress
@@ -13,6 +14,7 @@ from django.db import IntegrityError
 from django.test import Client
 from django.urls import reverse
 
+import portal.settings
 from portal import adapters
 from portal.models import AuditEvent, Membership, Tenant, User
 from tests import make
@@ -257,3 +259,12 @@ def test_another_address_takes_over_once_it_is_confirmed() -> None:
     assert {"user.email_added", "user.email_confirmed", "user.email_changed"} <= set(
         AuditEvent.objects.values_list("action", flat=True)
     )
+
+
+def test_without_redis_sign_in_waits_and_who_is_signed_in_goes_on(user: User, settings: Any, page: Client) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # bound and not listening: every connection is refused
+        address = f"redis://127.0.0.1:{nobody.getsockname()[1]}/0"
+        settings.CACHES = {"default": {**portal.settings.CACHES["default"], "LOCATION": address}}
+        assert log_in(Client(raise_request_exception=False), user.email).status_code == 429
+        assert page.get(reverse("ssh-keys")).status_code == 200
