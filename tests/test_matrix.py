@@ -9,6 +9,7 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.apps import apps
 from django.conf import settings
+from django.db import connections
 from django.test import AsyncClient, Client
 from django.urls import reverse
 
@@ -395,16 +396,19 @@ def test_a_node_token_opens_nothing_of_the_renters(user: User) -> None:
 @pytest.mark.django_db(transaction=True)
 async def test_a_stream_tells_a_stranger_nothing(route: Route, entry: Entry) -> None:
     """Whom it admits is shown in tests/rental; here: nobody and strangers get 404 where something is private."""
-    owner = await sync_to_async(make.make_user)("owner@example.test")
-    stranger = await sync_to_async(make.make_user)("other@example.test")
-    url = address(route, await sync_to_async(entry.make)(owner) if entry.make else None)
-    nobody, other = AsyncClient(), AsyncClient()
-    await other.aforce_login(stranger)
-    if route.name != "stream-offers":
-        assert (await nobody.get(url)).status_code == 404
-    if entry.make:
-        assert (await other.get(url)).status_code == 404
-    assert (await other.post(url)).status_code in {403, 405}
+    try:
+        owner = await sync_to_async(make.make_user)("owner@example.test")
+        stranger = await sync_to_async(make.make_user)("other@example.test")
+        url = address(route, await sync_to_async(entry.make)(owner) if entry.make else None)
+        nobody, other = AsyncClient(), AsyncClient()
+        await other.aforce_login(stranger)
+        if route.name != "stream-offers":
+            assert (await nobody.get(url)).status_code == 404
+        if entry.make:
+            assert (await other.get(url)).status_code == 404
+        assert (await other.post(url)).status_code in {403, 405}
+    finally:
+        await sync_to_async(connections.close_all)()  # those of the thread that did the asking
 
 
 # --- admin ----------------------------------------------------------------------------------------------------------
