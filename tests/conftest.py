@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import signal
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,8 @@ if (Path(__file__).parent / "rig" / "fixtures.py").exists():
 
 def pytest_configure() -> None:
     """Refuse to run against settings that are not the tests' own: they would send mail and write to a real database."""
+    # Under nohup every child would ignore HUP, and a session's processes are told apart by just that.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if not settings.TESTING:
         raise pytest.UsageError("Run the tests with DJANGO_SETTINGS_MODULE=tests.settings.")
 
