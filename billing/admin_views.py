@@ -49,7 +49,7 @@ def top_up(request: HttpRequest, tenant_id: str, site: AdminSite) -> HttpRespons
     currency = request.POST.get("currency") or request.GET.get("currency") or site_currency()
     if currency not in CURRENCIES:
         raise Http404
-    form = TopUpForm(request.POST or None, currency=currency)
+    form = TopUpForm(request.POST if request.method == "POST" else None, currency=currency)
     facts: dict[str, Any] = {"title": _("Top up"), "tenant": tenant, "currency": currency, "form": form}
     if request.method == "POST" and form.is_valid():
         before = _booked(tenant, currency, form.cleaned_data["reference"])

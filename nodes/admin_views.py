@@ -107,7 +107,7 @@ def add_node(request: HttpRequest, site: AdminSite) -> HttpResponse:
     """The form for a new node; after it the enrolment command, shown once."""
     if not request.user.has_perm("nodes.add_node"):
         raise PermissionDenied
-    form = NodeForm(request.POST or None)
+    form = NodeForm(request.POST if request.method == "POST" else None)
     if request.method == "POST" and form.is_valid():
         try:
             node, token = services.add_node(**form.cleaned_data, actor=Actor.of(request))
@@ -152,7 +152,7 @@ def gpu_action(request: HttpRequest, site: AdminSite, gpu_id: int, action: str) 
     """Quarantine a GPU or return it to service, with the reason."""
     gpu = _get(request, Gpu, gpu_id)
     back = reverse("admin:nodes_gpu_change", args=[gpu.pk])
-    form = ReasonForm(request.POST or None)
+    form = ReasonForm(request.POST if request.method == "POST" else None)
     if request.method == "POST" and form.is_valid():
         _gpu_service(request, gpu, action, form.cleaned_data["reason"])
         return HttpResponseRedirect(back)
