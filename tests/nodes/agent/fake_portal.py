@@ -15,8 +15,9 @@ NODE_ID = "nd-test"
 class FakePortal:
     """Serves `leases` as desired state and keeps what it is told. A context manager."""
 
-    def __init__(self, host: str = "127.0.0.1") -> None:
+    def __init__(self, host: str = "127.0.0.1", node_id: str = NODE_ID) -> None:
         self.leases: dict[str, dict[str, Any]] = {}
+        self.node_id = node_id
         self.reports: list[dict[str, Any]] = []
         self.heartbeats: list[dict[str, Any]] = []
         self.inventories: list[dict[str, Any]] = []
@@ -108,8 +109,8 @@ class FakePortal:
             return 401, {"code": "enrolment_token_invalid", "detail": "The enrolment token is not valid."}
         self.enrolments.append(body)
         return 201, {
-            "node_id": NODE_ID, "node_name": "test", "node_token": TOKEN, "broker_url": self.broker_url,
-            "queue": f"node.{NODE_ID}", "heartbeat_s": 1, "pull_s": 1, "silence_s": self.silence_s,
+            "node_id": self.node_id, "node_name": "test", "node_token": TOKEN, "broker_url": self.broker_url,
+            "queue": f"node.{self.node_id}", "heartbeat_s": 1, "pull_s": 1, "silence_s": self.silence_s,
         }  # fmt: skip
 
     def _route(self, method: str, name: str, query: dict[str, list[str]], body: dict[str, Any]) -> dict[str, Any]:

@@ -284,7 +284,8 @@ def _ran(command: list[str]) -> bool:
 
 def test_a_node_without_gpus_is_everything_but_the_device(engine: Engine, bundle_dir: Path, tmp_path: Path) -> None:
     with (
-        FakePortal(engine.host_ip) as portal,
+        # A node of its own: the module's agent on the same engine takes what is its own and not wanted for an orphan.
+        FakePortal(engine.host_ip, "nd-simulated") as portal,
         RigNode(engine, portal, bundle_dir, tmp_path, "--simulate", port=2223) as node,
     ):
         portal.wait_for(lambda: bool(portal.inventories), "an inventory")
