@@ -13,7 +13,7 @@ from django.utils.translation import gettext_lazy as _
 from billing import admin_views
 from billing.models import Account, Hold, LedgerEntry, PlanPrice, PriceVersion, Sku, TopUp
 from portal.admin import TenantAdmin
-from portal.admin_base import ReadOnly
+from portal.admin_base import ReadOnly, ReadOnlyInline
 from portal.formatting import money, price_per_hour, ticks_money
 from portal.models import Tenant
 
@@ -104,22 +104,12 @@ def _price(micros: int | None, currency: str) -> str:
     return "-" if micros is None else price_per_hour(micros, currency)
 
 
-class PlanPriceInline(admin.TabularInline[PlanPrice, PriceVersion]):
+class PlanPriceInline(ReadOnlyInline):
     """Prices of a version."""
 
     model = PlanPrice
     fields = ["plan", "factor_milli", "micros_per_hour"]
     readonly_fields = ["plan", "factor_milli", "micros_per_hour"]
-    extra = 0
-    can_delete = False
-
-    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Never."""
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Never."""
-        return False
 
 
 @admin.register(PriceVersion)

@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy as _
 
 from nodes import admin_views
 from nodes.models import Gpu, GpuSlot, Node
-from portal.admin_base import ReadOnly
+from portal.admin_base import ReadOnly, ReadOnlyInline
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
@@ -32,27 +32,17 @@ STATUS_WORDS: Final = {
 }
 
 
-class GpuInline(admin.TabularInline[Gpu, Node]):
+class GpuInline(ReadOnlyInline):
     """The GPUs of a node, to look at."""
 
     model = Gpu
     fields = ("uuid", "model", "index", "pci_bus_id", "health", "health_note", "mig_mode")
     readonly_fields = fields
-    extra = 0
-    can_delete = False
     show_change_link = True
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Gpu]:
         """Retired ones are in the list of GPUs."""
         return super().get_queryset(request).filter(retired_at__isnull=True)
-
-    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """GPUs come with an inventory."""
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Facts are the node's to say."""
-        return False
 
 
 @admin.register(Node)

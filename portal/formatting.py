@@ -108,15 +108,19 @@ def ticks_money(ticks: int, currency: str, style: Style = ENGLISH, *, extra: int
     return with_currency(decimal(ticks, TICKS_PER_MICRO * MICROS_PER_UNIT, digits, style), currency, style)
 
 
+def _coin_ticks(currency: str) -> int:
+    return int(TICKS_PER_MICRO * MICROS_PER_UNIT // 10 ** minor_digits(currency))
+
+
 def have_money(ticks: int, currency: str, style: Style = ENGLISH) -> str:
     """Money somebody has: whole coins, rounded down, so that nothing is shown that cannot be spent."""
-    coin = TICKS_PER_MICRO * MICROS_PER_UNIT // 10 ** minor_digits(currency)
+    coin = _coin_ticks(currency)
     return ticks_money(ticks // coin * coin, currency, style)
 
 
 def need_money(ticks: int, currency: str, style: Style = ENGLISH) -> str:
     """Money that is asked for or set aside: whole coins, rounded up, so that what is shown is enough."""
-    coin = TICKS_PER_MICRO * MICROS_PER_UNIT // 10 ** minor_digits(currency)
+    coin = _coin_ticks(currency)
     return ticks_money(-(-ticks // coin) * coin, currency, style)
 
 

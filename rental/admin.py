@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from django.contrib import admin
 from django.urls import path
@@ -11,7 +11,7 @@ from django.utils import timezone
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from portal.admin_base import ReadOnly
+from portal.admin_base import ReadOnly, ReadOnlyInline
 from portal.templatetags.lessor import duration, ticks_cost
 from rental import admin_views, metering
 from rental.models import Allocation, Lease, LeaseEvent, UsageSegment
@@ -22,36 +22,21 @@ if TYPE_CHECKING:
     from django.urls import URLPattern
 
 
-class _Inline(admin.TabularInline[Any, Lease]):
-    """Rows of a lease, to look at."""
-
-    extra = 0
-    can_delete = False
-
-    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """The lifecycle writes them."""
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """History is not edited."""
-        return False
-
-
-class EventInline(_Inline):
+class EventInline(ReadOnlyInline):
     """What happened, in order."""
 
     model = LeaseEvent
     fields = readonly_fields = ("at", "from_state", "to_state", "code", "detail", "actor_label", "data")
 
 
-class SegmentInline(_Inline):
+class SegmentInline(ReadOnlyInline):
     """What was charged."""
 
     model = UsageSegment
     fields = readonly_fields = ("start", "end", "seconds", "units", "price_micros_per_hour", "ticks")
 
 
-class AllocationInline(_Inline):
+class AllocationInline(ReadOnlyInline):
     """Which slots it holds or held."""
 
     model = Allocation

@@ -51,12 +51,6 @@ NEXT: Final[dict[str, frozenset[str]]] = {
 LIVE: Final = (State.ASSIGNED, State.STARTING, State.RUNNING, State.STOPPING)  # a node is expected to know it
 OPEN: Final = (State.REQUESTED, *LIVE, State.INTERRUPTED)  # not over
 BEFORE_READY: Final = (State.REQUESTED, State.ASSIGNED, State.STARTING)
-FREE_OF_CHARGE: Final = (
-    EndReason.CANCELLED,
-    EndReason.FAILED_IMAGE,
-    EndReason.FAILED_LAUNCH,
-    EndReason.FAILED_GPU,
-)
 
 
 class Gap(models.TextChoices):
