@@ -42,6 +42,9 @@ class User(AbstractUser):
     id = models.CharField(primary_key=True, max_length=32, default=ids.user_id, editable=False)
     username = None  # type: ignore[assignment]  # AbstractUser's field is removed: people sign in by e-mail
     email = models.EmailField(_("e-mail address"))
+    language = models.CharField(
+        _("language"), max_length=16, blank=True, help_text="of mails to this person; empty: the portal's own"
+    )
 
     USERNAME_FIELD = "email"
     REQUIRED_FIELDS: ClassVar[list[str]] = []

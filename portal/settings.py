@@ -128,6 +128,7 @@ CELERY_BEAT_SCHEDULE = {
     "waiting": {"task": "rental.tasks.sweep_unanswered", "schedule": 10, "options": {"expires": 10}},
     "silence": {"task": "rental.tasks.sweep_silence", "schedule": 15, "options": {"expires": 15}},
     "holds": {"task": "rental.tasks.sweep_holds", "schedule": 60, "options": {"expires": 60}},
+    "notices": {"task": "rental.tasks.sweep_notices", "schedule": 30, "options": {"expires": 30}},
     "broker-users": {"task": "nodes.tasks.assert_broker_users", "schedule": 60, "options": {"expires": 60}},
 }
 

@@ -8,30 +8,34 @@ from typing import TYPE_CHECKING, Any
 from django.conf import settings
 from django.utils import timezone
 
-from rental import access
+from rental import access, notices
 from rental.models import Lease, device_uuids
 from rental.states import State
 
 if TYPE_CHECKING:
     from nodes.models import Node
+    from rental.models import LeaseNotice
 
 
 def desired_leases(node: Node, lease_id: str | None = None) -> list[dict[str, Any]]:
-    """Every lease that should exist on this node, or at most the named one. Three queries whatever their number.
+    """Every lease that should exist on this node, or at most the named one. Four queries whatever their number.
 
     A lease that is over is missing even while its devices are still taken: what the node finds of it is an orphan.
     """
-    leases = Lease.objects.live().filter(node=node).order_by("pk")
+    leases = Lease.objects.live().filter(node=node).select_related("created_by").order_by("pk")
     if lease_id:
         leases = leases.filter(pk=lease_id)
     found = list(leases)
     if not found:
         return []
     devices, keys, now = device_uuids(found), access.keys_of(found), timezone.now()
-    return [_word(lease, devices.get(lease.pk, []), keys[lease.pk], now) for lease in found]
+    told = notices.standing(found)
+    return [_word(lease, devices.get(lease.pk, []), keys[lease.pk], told.get(lease.pk, []), now) for lease in found]
 
 
-def _word(lease: Lease, devices: list[str], keys: list[access.LeaseKey], now: datetime) -> dict[str, Any]:
+def _word(
+    lease: Lease, devices: list[str], keys: list[access.LeaseKey], told: list[LeaseNotice], now: datetime
+) -> dict[str, Any]:
     stop = lease.state == State.STOPPING
     return {
         "id": lease.pk,
@@ -48,6 +52,7 @@ def _word(lease: Lease, devices: list[str], keys: list[access.LeaseKey], now: da
         "authorized_keys": [key.line for key in keys],
         "deadline_s": _seconds_left(lease, now),
         "stop_grace_s": settings.STOP_GRACE_S,
+        "notices": notices.lines(lease, told),
     }
 
 

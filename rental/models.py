@@ -162,6 +162,33 @@ class LeaseEvent(models.Model):
         return f"{self.lease_id} {self.code}"
 
 
+class LeaseNotice(models.Model):
+    """A warning about a lease, given once: by mail, on open terminals, on its page. Written by rental/notices.py."""
+
+    id = models.BigAutoField(primary_key=True)
+    lease = models.ForeignKey(Lease, on_delete=models.CASCADE, related_name="notices")
+    key = models.CharField(
+        max_length=64, help_text="what makes a second one the same: run_out:15"
+    )
+    kind = models.CharField(max_length=32)
+    data = models.JSONField(default=dict, help_text="facts for the words; no secrets")
+    at = models.DateTimeField(default=timezone.now, editable=False)
+    mailed_at = models.DateTimeField(null=True, editable=False)
+    void_at = models.DateTimeField(null=True, editable=False, help_text="no longer true; terminals and page forget it")
+
+    class Meta:
+        verbose_name = _("lease notice")
+        verbose_name_plural = _("lease notices")
+        ordering = ["id"]
+        constraints = [models.UniqueConstraint(fields=["lease", "key"], name="notice_once_per_key")]
+        indexes = [
+            models.Index(fields=["at"], condition=Q(mailed_at__isnull=True), name="notice_to_be_mailed"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.lease_id} {self.key}"
+
+
 class Allocation(models.Model):
     """A slot taken by a lease, from assignment until it came clean."""
 

@@ -20,7 +20,7 @@ from nodes.models import Node
 from portal import presence
 from portal.actor import Actor
 from portal.errors import DomainError
-from rental import funds, lifecycle, services
+from rental import funds, lifecycle, notices, services
 from rental.models import Lease
 from rental.states import BEFORE_READY, State
 
@@ -85,6 +85,19 @@ def sweep_holds() -> None:
     """Running leases: holds rolled forward; those the balance no longer pays for -> stopping (``funds``)."""
     running = Lease.objects.filter(state=State.RUNNING)
     _each("holds", running, lambda lease_id, actor: funds.roll_hold(lease_id=lease_id, actor=actor))
+
+
+@shared_task
+def mail_notice(notice_id: str) -> None:
+    """A new warning is mailed; one that was mailed already is left alone."""
+    notices.mail(notice_id=notice_id)
+
+
+@shared_task
+def sweep_notices() -> None:
+    """Warnings whose mail is late, because no broker took the message or no mail server answered, are mailed."""
+    for notice_id in notices.unmailed(timezone.now()):
+        notices.mail(notice_id=notice_id)
 
 
 def _each(part: str, leases: QuerySet[Lease], act: Callable[[str, Actor], object]) -> None:

@@ -1,0 +1,24 @@
+"""What each kind of warning says: one line on a terminal, and a mail. In the active language."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from portal.mails import Mail
+    from rental.models import Lease
+
+
+@dataclass(frozen=True)
+class Words:
+    """``line(lease, data)`` is one line of text for terminals and the page, ``mail(lease, data)`` the mail."""
+
+    line: Callable[[Lease, dict[str, Any]], str]
+    mail: Callable[[Lease, dict[str, Any]], Mail]
+
+
+# Kinds are also codes of the lease's history and have a title in rental/words.py.
+WORDS: Final[Mapping[str, Words]] = {}
