@@ -9,7 +9,7 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,17 +66,37 @@ class GatewayLink:
         Raises:
             GatewayDownError: no answer, or none that can be read.
         """
-        question = json.dumps({"op": "keys", "lease": lease_id}) + "\n"
+        answer = self._control({"op": "keys", "lease": lease_id})
+        keys = answer.get("keys")
+        return GatewayAnswer(frozenset(keys if isinstance(keys, list) else ()), str(answer.get("host_key", "")))
+
+    def last_inputs(self) -> dict[str, float | None]:
+        """Seconds since somebody sent something into a session or forward of each lease; None: never.
+
+        Raises:
+            GatewayDownError: no answer, or none that can be read.
+        """
+        leases = self._control({"op": "activity"}).get("leases")
+        try:
+            found = {str(lease): facts["last_input_s"] for lease, facts in leases.items()}  # type: ignore[attr-defined]
+            return {lease: None if seconds is None else float(seconds) for lease, seconds in found.items()}
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise GatewayDownError("the SSH gateway does not say who typed when") from error
+
+    def _control(self, question: Mapping[str, object]) -> dict[str, object]:
+        """One question on the control socket; raises GatewayDownError without an answer that is an object."""
         try:
             with socket.socket(socket.AF_UNIX) as connection:
                 connection.settimeout(ASK_TIMEOUT_S)
                 connection.connect(str(self._directory / "control.sock"))
-                connection.sendall(question.encode())
+                connection.sendall((json.dumps(question) + "\n").encode())
                 with connection.makefile("r") as stream:
                     answer = json.loads(stream.readline())
-            return GatewayAnswer(frozenset(answer.get("keys") or ()), str(answer.get("host_key", "")))
-        except (OSError, ValueError, AttributeError) as error:
+        except (OSError, ValueError) as error:
             raise GatewayDownError(f"the SSH gateway does not answer: {type(error).__name__}") from error
+        if not isinstance(answer, dict):
+            raise GatewayDownError("the SSH gateway does not answer: no object")
+        return answer
 
     def _write(self) -> None:
         path = self._directory / "leases.json"
