@@ -21,6 +21,11 @@ def tenant_id() -> str:
     return new_id("tn")
 
 
+def invitation_id() -> str:
+    """A new id for an invitation."""
+    return new_id("iv")
+
+
 def ssh_key_id() -> str:
     """A new id for an SSH key."""
     return new_id("sk")

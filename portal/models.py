@@ -13,6 +13,7 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from portal import ids
+from portal.roles import ALLOWED, Act, Role
 
 
 class UserManager(BaseUserManager["User"]):
@@ -71,6 +72,9 @@ class Tenant(models.Model):
     kind = models.CharField(_("kind"), max_length=16, choices=Kind.choices, default=Kind.PERSONAL)
     members = models.ManyToManyField(User, through="Membership", related_name="tenants")
     suspended_at = models.DateTimeField(_("suspended at"), null=True, blank=True)
+    suspension_reason = models.CharField(
+        _("reason of the suspension"), max_length=300, blank=True, help_text="its members read it"
+    )
     created_at = models.DateTimeField(_("created at"), default=timezone.now, editable=False)
 
     class Meta:
@@ -87,12 +91,7 @@ class Tenant(models.Model):
 class Membership(models.Model):
     """A user in a tenant, with a role."""
 
-    class Role(models.TextChoices):
-        OWNER = "owner", _("owner")
-        ADMIN = "admin", _("admin")
-        BILLING = "billing", _("billing")
-        MEMBER = "member", _("member")
-        VIEWER = "viewer", _("viewer")
+    Role = Role
 
     tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE, related_name="memberships")
     user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="memberships")
@@ -113,9 +112,60 @@ class Membership(models.Model):
         return f"{self.user_id} {self.role} {self.tenant_id}"
 
 
-# What a role may do. A viewer only looks; money is for owner, admin and billing; leases for owner, admin and member.
-ROLES_THAT_LEASE = (Membership.Role.OWNER, Membership.Role.ADMIN, Membership.Role.MEMBER)
-ROLES_THAT_PAY = (Membership.Role.OWNER, Membership.Role.ADMIN, Membership.Role.BILLING)
+# What a role may do stands in portal/roles.py; these two are asked for in queries.
+ROLES_THAT_LEASE = ALLOWED[Act.ORDER]
+ROLES_THAT_PAY = ALLOWED[Act.TOP_UP]
+
+
+class InvitationQuerySet(models.QuerySet["Invitation"]):
+    """Named questions about invitations."""
+
+    def waiting(self) -> InvitationQuerySet:
+        """Neither answered nor withdrawn nor too old."""
+        return self.filter(state=Invitation.State.OPEN, expires_at__gt=timezone.now())
+
+
+class Invitation(models.Model):
+    """A place in a tenant, offered by mail to an address. The link in the mail is signed, not stored."""
+
+    class State(models.TextChoices):
+        OPEN = "open", _("open")
+        ACCEPTED = "accepted", _("accepted")
+        DECLINED = "declined", _("declined")
+        WITHDRAWN = "withdrawn", _("withdrawn")
+
+    id = models.CharField(primary_key=True, max_length=32, default=ids.invitation_id, editable=False)
+    tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE, related_name="invitations")
+    email = models.EmailField(_("e-mail address"))
+    role = models.CharField(_("role"), max_length=16, choices=Role.choices, default=Role.MEMBER)
+    invited_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
+    language = models.CharField(_("language"), max_length=16, blank=True, help_text="of the mail")
+    round = models.PositiveIntegerField(default=1, help_text="a link that was sent again replaces the one before")
+    state = models.CharField(_("state"), max_length=16, choices=State.choices, default=State.OPEN, editable=False)
+    created_at = models.DateTimeField(_("created"), default=timezone.now, editable=False)
+    expires_at = models.DateTimeField(_("expires"))
+    closed_at = models.DateTimeField(_("answered"), null=True, blank=True, editable=False)
+
+    objects = InvitationQuerySet.as_manager()
+
+    class Meta:
+        verbose_name = _("invitation")
+        verbose_name_plural = _("invitations")
+        ordering = ["created_at", "id"]
+        constraints = [
+            models.UniqueConstraint(
+                "tenant", Lower("email"), condition=Q(state="open"), name="invitation_open_once_per_address"
+            ),
+            models.CheckConstraint(
+                condition=Q(state__in=["open", "accepted", "declined", "withdrawn"]), name="invitation_state_is_known"
+            ),
+            models.CheckConstraint(
+                condition=Q(role__in=["owner", "admin", "billing", "member", "viewer"]), name="invitation_role_is_known"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.email} {self.role} {self.tenant_id}"
 
 
 class SshKeyQuerySet(models.QuerySet["SshKey"]):
@@ -180,6 +230,8 @@ class ApiToken(models.Model):
     expires_at = models.DateTimeField(_("expires"), null=True, blank=True)
     revoked_at = models.DateTimeField(_("revoked"), null=True, blank=True, editable=False)
     last_used_at = models.DateTimeField(_("last used"), null=True, blank=True, editable=False)
+    last_used_ip = models.GenericIPAddressField(_("last used from"), null=True, blank=True, editable=False)
+    expiry_told_at = models.DateTimeField(null=True, blank=True, editable=False, help_text="its end was announced")
     created_at = models.DateTimeField(_("created"), default=timezone.now, editable=False)
 
     objects = ApiTokenQuerySet.as_manager()
@@ -191,6 +243,22 @@ class ApiToken(models.Model):
 
     def __str__(self) -> str:
         return f"{self.name} {self.prefix}…"
+
+
+class TokenPlace(models.Model):
+    """A network a token was used from. Only a keyed digest is kept: enough to tell a new place from a known one."""
+
+    token = models.ForeignKey(ApiToken, on_delete=models.CASCADE, related_name="places")
+    digest = models.CharField(max_length=64, editable=False)
+    first_used_at = models.DateTimeField(default=timezone.now, editable=False)
+
+    class Meta:
+        verbose_name = _("place of a token")
+        verbose_name_plural = _("places of tokens")
+        constraints = [models.UniqueConstraint(fields=["token", "digest"], name="token_place_once")]
+
+    def __str__(self) -> str:
+        return f"{self.token_id} since {self.first_used_at:%Y-%m-%d %H:%M:%S}"
 
 
 class AuditEvent(models.Model):
