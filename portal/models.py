@@ -141,6 +141,7 @@ class Invitation(models.Model):
     invited_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
     language = models.CharField(_("language"), max_length=16, blank=True, help_text="of the mail")
     round = models.PositiveIntegerField(default=1, help_text="a link that was sent again replaces the one before")
+    mailed_round = models.PositiveIntegerField(default=0, editable=False, help_text="the last round that was mailed")
     state = models.CharField(_("state"), max_length=16, choices=State.choices, default=State.OPEN, editable=False)
     created_at = models.DateTimeField(_("created"), default=timezone.now, editable=False)
     expires_at = models.DateTimeField(_("expires"))

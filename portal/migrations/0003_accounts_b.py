@@ -72,6 +72,10 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 (
+                    "mailed_round",
+                    models.PositiveIntegerField(default=0, editable=False, help_text="the last round that was mailed"),
+                ),
+                (
                     "state",
                     models.CharField(
                         choices=[
