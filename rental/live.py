@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from functools import cache, partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from django.conf import settings
 from django.db import transaction
@@ -19,9 +19,7 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from nodes.broker import Rest
-
-if TYPE_CHECKING:
-    from rental.models import Lease
+from rental.models import Lease
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +36,13 @@ def publish(lease: Lease) -> None:
     """Tell of the lease's present state once the current transaction has committed; nothing after a rollback."""
     message = json.dumps({"lease": lease.pk, "state": lease.state})
     transaction.on_commit(partial(_send, channels(lease_id=lease.pk, tenant_id=lease.tenant_id), message))
+
+
+def publish_tenant(tenant_id: str) -> None:
+    """Tell whoever watches anything of this tenant to look again, after commit: the tenant and its open leases."""
+    opened = Lease.objects.filter(tenant_id=tenant_id).open().order_by("pk").values_list("pk", flat=True)
+    names = (f"tenant:{tenant_id}", *(f"lease:{pk}" for pk in opened))
+    transaction.on_commit(partial(_send, names, json.dumps({"tenant": tenant_id})))
 
 
 def close() -> None:

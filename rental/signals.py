@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.dispatch import receiver
 
 from nodes import broker
-from portal.models import User
-from portal.signals import ssh_keys_changed
+from portal.signals import membership_changed, ssh_keys_changed
+from rental import live
 from rental.models import Lease
 from rental.states import State
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from portal.models import User
+
 
 @receiver(ssh_keys_changed, dispatch_uid="rental.wake_for_keys")
-def wake_for_keys(*, user: User, **_: Any) -> None:
-    """The nodes of the leases this user's keys open fetch the keys again, and drop a removed one within seconds."""
-    open_to_user = Lease.objects.visible_to(user).filter(
-        state__in=[State.ASSIGNED, State.STARTING, State.RUNNING], node__isnull=False
-    )
-    for node_id, lease_id in open_to_user.order_by("pk").values_list("node_id", "pk"):
+def wake_for_keys(*, user: User, tenant_ids: Sequence[str] | None = None, **_: Any) -> None:
+    """The nodes of the leases this user's keys open fetch the keys again, and drop a removed one within seconds.
+
+    ``tenant_ids`` names tenants the user may have left: no membership leads to their leases any more.
+    """
+    meant = Lease.objects.visible_to(user) if tenant_ids is None else Lease.objects.filter(tenant_id__in=tenant_ids)
+    opened = meant.filter(state__in=[State.ASSIGNED, State.STARTING, State.RUNNING], node__isnull=False)
+    for node_id, lease_id in opened.order_by("pk").values_list("node_id", "pk"):
         if node_id:
             broker.wake(node_id=node_id, lease_id=lease_id)
+
+
+@receiver(membership_changed, dispatch_uid="rental.judge_watchers")
+def judge_watchers(*, tenant_id: str, **_: Any) -> None:
+    """Streams of the tenant judge again who may look, now rather than within 15 s."""
+    live.publish_tenant(tenant_id)
