@@ -87,6 +87,7 @@ def database(name: str, default: str, *, pooled: bool) -> dict[str, object]:
         options: dict[str, object] = {"pool": {"min_size": 1, "max_size": 16, "timeout": 10}} if pooled else {}
         return {
             "ENGINE": "django.db.backends.postgresql",
+            "CONN_HEALTH_CHECKS": True,  # a connection from before a restart of the server is not handed out
             "NAME": parts.path.lstrip("/"),
             "USER": unquote(parts.username or ""),
             "PASSWORD": unquote(parts.password or ""),

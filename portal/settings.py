@@ -42,6 +42,8 @@ INSTALLED_APPS = [
     "portal.staticfiles.StaticFiles",
     "allauth",
     "allauth.account",
+    "allauth.mfa",
+    "allauth.usersessions",
     "rest_framework",
     "drf_spectacular",
     "drf_spectacular_sidecar",
@@ -57,6 +59,7 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "allauth.account.middleware.AccountMiddleware",
+    "portal.sessions.NoteUse",
     "portal.middleware.ViewerTimeZone",
     "portal.middleware.DomainErrors",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
@@ -154,8 +157,27 @@ ACCOUNT_LOGIN_ON_EMAIL_CONFIRMATION = False
 ACCOUNT_LOGOUT_ON_GET = False
 ACCOUNT_PREVENT_ENUMERATION = True
 ACCOUNT_UNIQUE_EMAIL = True
-ACCOUNT_LOGOUT_ON_PASSWORD_CHANGE = False
+ACCOUNT_LOGOUT_ON_PASSWORD_CHANGE = False  # this browser stays; every other session ends, as Django's session hash says
+ACCOUNT_CHANGE_EMAIL = True  # one address; a new one replaces it once it is confirmed
+ACCOUNT_REAUTHENTICATION_REQUIRED = True
+ACCOUNT_REAUTHENTICATION_METHODS = ("password", "mfa")
+ACCOUNT_FORMS = {"signup": "portal.account_forms.SignUp", "reset_password": "portal.account_forms.ResetPassword"}
 ACCOUNT_EMAIL_SUBJECT_PREFIX = ""
+MFA_ADAPTER = "portal.adapters.SecondFactorAdapter"
+MFA_SUPPORTED_TYPES = ["totp", "webauthn", "recovery_codes"]
+MFA_FORMS = {
+    "add_webauthn": "portal.account_forms.AddPasskey",
+    "authenticate_webauthn": "portal.account_forms.PasskeyAsSecondFactor",
+    "login_webauthn": "portal.account_forms.PasskeyAlone",
+    "reauthenticate_webauthn": "portal.account_forms.PasskeyAgain",
+}
+MFA_PASSKEY_LOGIN_ENABLED = True
+MFA_RECOVERY_CODES_SHOW_ONCE = True
+MFA_TOTP_ISSUER = SITE_NAME
+MFA_TOTP_TOLERANCE = 1  # phones' clocks are off by some seconds
+# Nobody signs in before their first address is confirmed; an address they change to must not lock the second factor.
+MFA_ALLOW_UNVERIFIED_EMAIL = True
+STAFF_MFA = env.flag("STAFF_MFA", default=True)  # the admin opens only to a session that showed a second factor
 LOGIN_URL = "account_login"
 LOGIN_REDIRECT_URL = "leases"
 LOGOUT_REDIRECT_URL = "catalog"
@@ -255,9 +277,11 @@ MAX_DURATION_S = env.number("MAX_DURATION_S", 86_400, least=60)  # default and c
 HOLD_SECONDS = 3600
 HEARTBEAT_S = env.number("HEARTBEAT_S", 10, least=1)
 PULL_S = env.number("PULL_S", 30, least=1)
-QUIET_AFTER_S = 90  # no contact for this long: no new leases on the node, its meter is provisional
+# No contact for this long: no new leases on the node, its meter is provisional. At least a few heartbeats.
+QUIET_AFTER_S = env.number("QUIET_AFTER_S", 90, least=3)
 SILENCE_S = env.number("SILENCE_S", 900, least=QUIET_AFTER_S)  # then its leases are node_lost
-BOOT_GRACE_S = 90  # after the portal was away itself, silence starts to count only this much later
+# After the portal was away itself, silence starts to count only this much later.
+BOOT_GRACE_S = env.number("BOOT_GRACE_S", 90, least=1)
 START_TIMEOUT_S = env.number(
     "START_TIMEOUT_S", 900, least=30
 )  # an order that is not ready by then fails, free of charge

@@ -108,6 +108,13 @@ class Processes:
         """Do this first when all is ended."""
         self._at_end.append(action)
 
+    def kill(self, name: str) -> None:
+        """End one by name without a word: SIGKILL to it and to its children."""
+        for entry in [entry for entry in self._running if entry[0] == name]:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(entry[1].pid, signal.SIGKILL)
+            self._end(*entry)
+
     def stop_all(self) -> None:
         """End all, the last started first."""
         for action in self._at_end:

@@ -39,25 +39,33 @@ def _listens(port: int) -> bool:
     return False
 
 
+def _until_ready(process: subprocess.Popen[bytes], ready: Callable[[], bool], log: Path) -> None:
+    end = time.monotonic() + START_SECONDS
+    while not ready():
+        if process.poll() is not None or time.monotonic() > end:
+            raise ServiceError(f"{process.args!r} did not start:\n{log.read_text(errors='replace')[-2000:]}")
+        time.sleep(0.02)
+
+
+def _end(process: subprocess.Popen[bytes], how: signal.Signals) -> None:
+    process.send_signal(how)
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
 @contextmanager
 def _running(
     process: subprocess.Popen[bytes], ready: Callable[[], bool], log: Path, how: signal.Signals
 ) -> Iterator[None]:
     """Waits until the service is ready, and ends it with the signal `how` afterwards."""
-    end = time.monotonic() + START_SECONDS
     try:
-        while not ready():
-            if process.poll() is not None or time.monotonic() > end:
-                raise ServiceError(f"{process.args!r} did not start:\n{log.read_text(errors='replace')[-2000:]}")
-            time.sleep(0.02)
+        _until_ready(process, ready, log)
         yield
     finally:
-        process.send_signal(how)
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        _end(process, how)
 
 
 @contextmanager
@@ -89,41 +97,82 @@ def _account() -> str | None:
     return None if os.geteuid() else "postgres"
 
 
+class Postgres:
+    """A PostgreSQL cluster on a free loopback port, made in ``root``; `url` is that of a database in it, once made."""
+
+    def __init__(self, root: Path, *, durable: bool = False) -> None:
+        """A `durable` one keeps what was committed when it is killed; the others are only fast."""
+        self._root, self._port = root, free_port()
+        self._binaries, self._account = _postgres_binaries(), _account()
+        self._process: subprocess.Popen[bytes] | None = None
+        self.url = f"postgresql://{DATABASE}@127.0.0.1:{self._port}/{DATABASE}"
+        committed = "on" if durable else "off"
+        settings = {
+            "listen_addresses": "127.0.0.1", "port": str(self._port), "unix_socket_directories": str(root),
+            "fsync": "off", "synchronous_commit": committed, "full_page_writes": "off", "autovacuum": "off",
+            "max_connections": "200",
+        }  # fmt: skip
+        self._options = [part for key, value in settings.items() for part in ("-c", f"{key}={value}")]
+
+    def make(self) -> None:
+        """The cluster's files."""
+        if self._account:
+            shutil.chown(self._root, self._account, self._account)
+        self._run(
+            "initdb", "--pgdata", str(self._root / "data"), "--username", DATABASE, "--auth", "trust",
+            "--encoding", "UTF8", "--locale", "C.UTF-8", "--no-sync", "--no-instructions", check=True,
+        )  # fmt: skip
+
+    def start(self) -> None:
+        """Start it (again) and wait until it answers."""
+        log = self._root / "log"
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [self._binaries / "postgres", "-D", self._root / "data", *self._options], stdin=subprocess.DEVNULL,
+                stdout=output, stderr=output, cwd=self._root, start_new_session=True, user=self._account,
+                group=self._account,
+            )  # fmt: skip
+        _until_ready(self._process, lambda: self._sql("select 1").returncode == 0, log)
+
+    def make_database(self) -> None:
+        """The database of `url`, empty."""
+        self._sql(f"create database {DATABASE}", check=True)
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """End it. SIGINT does not wait for clients to leave, SIGQUIT ends it without writing anything more."""
+        if self._process is not None:
+            _end(self._process, how)
+
+    def _sql(self, sql: str, *, check: bool = False) -> subprocess.CompletedProcess[bytes]:
+        place = ["-h", "127.0.0.1", "-p", str(self._port), "-U", DATABASE, "-d", "postgres"]
+        return self._run("psql", *place, "-c", sql, check=check)
+
+    def _run(self, program: str, *arguments: str, check: bool) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            [self._binaries / program, *arguments], check=check, capture_output=True, cwd=self._root,
+            user=self._account, group=self._account,
+        )  # fmt: skip
+
+
+@contextmanager
+def postgres(*, durable: bool = False) -> Iterator[Postgres]:
+    """A cluster with an empty database, running; it ends with the context."""
+    with tempfile.TemporaryDirectory(prefix="lessor-pg-") as directory:
+        server = Postgres(Path(directory), durable=durable)
+        server.make()
+        try:
+            server.start()
+            server.make_database()
+            yield server
+        finally:
+            server.stop()
+
+
 @contextmanager
 def postgres_server() -> Iterator[str]:
-    """A PostgreSQL cluster on a free loopback port, durable in nothing; yields the URL of an empty database."""
-    binaries, account = _postgres_binaries(), _account()
-    with tempfile.TemporaryDirectory(prefix="lessor-pg-") as directory:
-        root, port = Path(directory), free_port()
-        data, log = root / "data", root / "log"
-        if account:
-            shutil.chown(root, account, account)
-        subprocess.run(
-            [binaries / "initdb", "--pgdata", data, "--username", DATABASE, "--auth", "trust", "--encoding", "UTF8",
-             "--locale", "C.UTF-8", "--no-sync", "--no-instructions"],
-            check=True, capture_output=True, cwd=root, user=account, group=account,
-        )  # fmt: skip
-        settings = {
-            "listen_addresses": "127.0.0.1", "port": str(port), "unix_socket_directories": str(root), "fsync": "off",
-            "synchronous_commit": "off", "full_page_writes": "off", "autovacuum": "off", "max_connections": "200",
-        }  # fmt: skip
-        options = [part for key, value in settings.items() for part in ("-c", f"{key}={value}")]
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                [binaries / "postgres", "-D", data, *options], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                cwd=root, start_new_session=True, user=account, group=account,
-            )  # fmt: skip
-        client = [str(binaries / "psql"), "-h", "127.0.0.1", "-p", str(port), "-U", DATABASE, "-d", "postgres"]
-
-        def answers() -> bool:
-            return (
-                subprocess.run([*client, "-c", "select 1"], check=False, capture_output=True, cwd=root).returncode == 0
-            )
-
-        # SIGINT is PostgreSQL's fast shutdown: it does not wait for clients to leave
-        with _running(process, answers, log, signal.SIGINT):
-            subprocess.run([*client, "-c", f"create database {DATABASE}"], check=True, capture_output=True, cwd=root)
-            yield f"postgresql://{DATABASE}@127.0.0.1:{port}/{DATABASE}"
+    """A PostgreSQL of our own, durable in nothing; yields the URL of an empty database."""
+    with postgres() as server:
+        yield server.url
 
 
 def main(names: list[str]) -> None:

@@ -1,8 +1,8 @@
-"""A whole Lessor as processes: portal, one node with fake GPUs, both reached as in production. For end-to-end tests.
+"""A whole Lessor as processes: portal, nodes with fake GPUs, all reached as in production. For end-to-end tests.
 
 The portal (gunicorn, uvicorn, Celery worker and beat, a private Redis) runs on this machine and listens on the address
-that the node sees; agent and gateway run in the node's network namespace, the gateway without privileges. Everything is
-ended by pid.
+that the first node sees (the others reach it too); agent and gateway run in their node's network namespace, the gateway
+without privileges. Everything is ended by pid.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ from tests.rig.engine import Engine
 from tests.rig.leftovers import mounts_below
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from tests.rig.nvml import FakeGpu
 
 SSH_PORT = 2222
 PREFIX, OWNER = "lessor-stack-", "owner"
 GATEWAY_USER, GATEWAY_GROUP = "nobody", "nogroup"
+PORTAL_PROGRAMS = ("web", "streams", "worker", "beat")
 HEARTBEAT_S, PULL_S = 2, 5
 PASSWORD = "a long enough passphrase"  # of people who live for one test session
 
@@ -47,7 +48,9 @@ PASSWORD = "a long enough passphrase"  # of people who live for one test session
 class RigPortal(Portal):
     """The demo's portal, listening where a node can reach it; without the proxy in front."""
 
-    def __init__(self, processes: Processes, var: Path, host: str, database_url: str) -> None:
+    def __init__(
+        self, processes: Processes, var: Path, host: str, database_url: str, settings: Mapping[str, str]
+    ) -> None:
         self.redis_addresses = f"127.0.0.1 {host}"
         super().__init__(processes, var, free_port())
         self.host = host
@@ -67,6 +70,7 @@ class RigPortal(Portal):
             "PULL_S": str(PULL_S),
             "NODE_RESERVED_CPUS_MILLI": "0",
             "LEASE_WORKSPACE_BYTES": str(64 << 20),
+            **settings,
         }
 
     def manage(self, *arguments: str) -> str:
@@ -89,6 +93,15 @@ class RigPortal(Portal):
         self.start_programs(f"{self.host}:{self.port}", free_port())
         wait_until("the portal", self._answers, seconds=90, pause=0.1)
 
+    def kill(self, *names: str) -> None:
+        """End programs (all four without a name) as a machine that loses its power does."""
+        for name in names or PORTAL_PROGRAMS:
+            self.processes.kill(name)
+
+    def kill_redis(self) -> None:
+        """Redis goes, with all it held: cache, messages, the nodes' users."""
+        self.processes.kill("redis")
+
     def _answers(self) -> bool:
         self.processes.check()
         try:
@@ -100,10 +113,14 @@ class RigPortal(Portal):
 class StackNode:
     """Agent and gateway of one engine, enrolled by the operator's one command."""
 
-    def __init__(self, processes: Processes, portal: RigPortal, engine: Engine, bundle: Path, directory: Path) -> None:
+    def __init__(
+        self, processes: Processes, portal: RigPortal, engine: Engine, bundle: Path, directory: Path, suffix: str = ""
+    ) -> None:
+        """`suffix` keeps the names of its processes apart from those of other nodes."""
         self.engine, self.portal = engine, portal
         self.state, self.run = directory / "state", directory / "run"
         self.node_id = ""
+        self.agent_name, self.gateway_name = f"agent{suffix}", f"gateway{suffix}"
         self._processes = processes
         self._bundle = bundle
         self._env = {
@@ -114,20 +131,23 @@ class StackNode:
 
     def start(self, name: str) -> None:
         """Enrol, start both, and wait until the portal sells the node."""
-        self._start_gateway()
+        for directory in (self.run, self.state):
+            directory.mkdir(exist_ok=True)
+        self.start_gateway()
         made = json.loads(self.portal.manage("add_node", name, "--json"))
         self.node_id = made["node_id"]
         self._enrol(made["command"])
         self.start_agent()
 
-    def _start_gateway(self) -> None:
-        self.run.mkdir()
-        self.state.mkdir()
+    def start_gateway(self) -> None:
+        """Start the SSH gateway, as a service manager would."""
+        self.run.mkdir(exist_ok=True)
         command = [
             sys.executable, "-m", "nodes.gateway", *self._places(), "--port", str(SSH_PORT), "--user", GATEWAY_USER,
         ]  # fmt: skip
-        self._processes.start("gateway", self.engine.nsenter(*command), self._env)
         socket = self.run / "gateway" / "control.sock"
+        socket.unlink(missing_ok=True)  # of one that was killed: it must not be taken for this one
+        self._processes.start(self.gateway_name, self.engine.nsenter(*command), self._env)
         wait_until("the SSH gateway", lambda: self._running() and socket.exists(), seconds=60)
 
     def _enrol(self, command: str) -> None:
@@ -149,11 +169,42 @@ class StackNode:
     def start_agent(self) -> None:
         """Start the agent, as a service manager would."""
         command = self.engine.nsenter(sys.executable, "-m", "nodes.agent", "run", *self._places())
-        self.agent = self._processes.start("agent", command, self._env)
+        self.agent = self._processes.start(self.agent_name, command, self._env)
 
     def stop_agent(self) -> None:
         """End it in an orderly way."""
-        self._processes.stop("agent")
+        self._processes.stop(self.agent_name)
+
+    def kill_agent(self) -> None:
+        """SIGKILL."""
+        self._processes.kill(self.agent_name)
+
+    def kill_gateway(self) -> None:
+        """SIGKILL."""
+        self._processes.kill(self.gateway_name)
+
+    def cut(self) -> None:
+        """From now on no packet leaves or reaches the machine, and nobody is told."""
+        self._cut("-I")
+
+    def join(self) -> None:
+        """Ends `cut`."""
+        self._cut("-D")
+
+    def _cut(self, how: str) -> None:
+        for chain, side in (("OUTPUT", "-o"), ("INPUT", "-i")):
+            subprocess.run(
+                self.engine.nsenter("iptables", "-w", how, chain, side, "eth0", "-j", "DROP"),
+                check=True,
+            )  # fmt: skip
+
+    def containers(self) -> list[tuple[str, str]]:
+        """``[(lease id, state)]`` of every lease's container on the engine, in order of lease ids."""
+        shown = self.engine.docker(
+            "ps", "-a", "--filter", "label=lessor.role=workspace", "--format",
+            '{{.Label "lessor.lease"}} {{.State}}',
+        ).stdout  # fmt: skip
+        return sorted((line.split()[0], line.split()[1]) for line in shown.splitlines())
 
     @contextmanager
     def agent_frozen(self) -> Iterator[None]:
@@ -200,15 +251,24 @@ class StackNode:
 
 
 class Stack:
-    """Portal and node. A context manager that leaves nothing behind."""
+    """Portal and nodes; `node` and `engine` are the first. A context manager that leaves nothing behind."""
 
-    def __init__(self, gpus: Sequence[FakeGpu], bundle: Path, database_url: str | None = None) -> None:
-        """Without `database_url` the database is SQLite."""
+    def __init__(
+        self,
+        gpus: Sequence[FakeGpu],
+        bundle: Path,
+        database_url: str | None = None,
+        *,
+        more_nodes: Sequence[Sequence[FakeGpu]] = (),
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        """Without `database_url` the database is SQLite. `more_nodes` are the GPUs of further nodes."""
         sweep()
         self.directory = Path(tempfile.mkdtemp(prefix=PREFIX))  # short: socket paths have a limit
         self.directory.chmod(0o755)  # the gateway's user looks for its sockets below
         (self.directory / OWNER).write_text(str(os.getpid()))
-        self._gpus, self._bundle = gpus, bundle
+        self._gpus, self._bundle = [gpus, *more_nodes], bundle
+        self._settings = settings or {}
         self.database_url = database_url or f"sqlite:///{self.directory}/lessor.sqlite3"
         self._exits = ExitStack()
         self._people = 0
@@ -226,23 +286,33 @@ class Stack:
 
     def _start(self) -> None:
         self._exits.callback(shutil.rmtree, self.directory)
-        self.engine = self._exits.enter_context(Engine(self._gpus))
+        engines = [self._exits.enter_context(Engine(gpus)) for gpus in self._gpus]
+        self.engine = engines[0]
         self._exits.callback(_unmount_below, self.directory)
         self.processes = Processes(self.directory)
         self._exits.callback(self.processes.stop_all)
-        self.portal = RigPortal(self.processes, self.directory, self.engine.host_ip, self.database_url)
+        self.portal = RigPortal(self.processes, self.directory, self.engine.host_ip, self.database_url, self._settings)
         self.portal.start_redis()
         with ThreadPoolExecutor() as pool:
-            loaded = pool.map(lambda add: add(self.engine), (images.add_scratch, images.add_workspace))
+            loaded = [pool.submit(add, e) for e in engines for add in (images.add_scratch, images.add_workspace)]
             self.portal.prepare()
-            list(loaded)
+            for load in loaded:
+                load.result()
         self.portal.start()
-        self.node = StackNode(self.processes, self.portal, self.engine, self._bundle, self.directory / "node")
-        (self.directory / "node").mkdir(mode=0o755)
-        self.node.start("rig-1")
-        for model in sorted({gpu.name for gpu in self._gpus}):
+        self.nodes = [self._add_node(engine, number) for number, engine in enumerate(engines, start=1)]
+        self.node = self.nodes[0]
+        gpus = [gpu for gpus in self._gpus for gpu in gpus]
+        for model in sorted({gpu.name for gpu in gpus}):
             self.portal.manage("set_price", model, "1.66")
-        self.wait("the node's preflight", self.sells)
+        self.wait("the nodes' preflight", lambda: self.free_count() == len(gpus))
+
+    def _add_node(self, engine: Engine, number: int) -> StackNode:
+        suffix = "" if number == 1 else f"-{number}"
+        directory = self.directory / f"node{suffix}"
+        directory.mkdir(mode=0o755)
+        node = StackNode(self.processes, self.portal, engine, self._bundle, directory, suffix)
+        node.start(f"rig-{number}")
+        return node
 
     def close(self) -> None:
         """End every process, in the opposite order of the start, and remove what is left on disk."""
@@ -251,6 +321,10 @@ class Stack:
     def sells(self) -> bool:
         """Whether a GPU is free in the catalog."""
         return any(offer["free_count"] for offer in self.offers())
+
+    def free_count(self) -> int:
+        """How many GPUs the catalog has free."""
+        return sum(offer["free_count"] for offer in self.offers())
 
     def offers(self) -> list[dict[str, Any]]:
         """The public catalog."""
