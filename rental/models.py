@@ -189,6 +189,33 @@ class LeaseNotice(models.Model):
         return f"{self.lease_id} {self.key}"
 
 
+class LeaseActivity(models.Model):
+    """What counted as use of a lease, as far as samples of its node tell (rental/activity.py); absent before the first.
+
+    Times are ours, at receipt. The sample's columns are written by heartbeats, the others by the sweep.
+    """
+
+    lease = models.OneToOneField(Lease, on_delete=models.CASCADE, primary_key=True, related_name="activity")
+    sampled_at = models.DateTimeField(help_text="the last sample; what comes after is not known")
+    uncovered_s = models.FloatField(default=0, help_text="time since active_at that no sample speaks of, s")
+    active_at = models.DateTimeField(help_text="the last use, or unknown stretch; idleness is counted from here")
+    active_signal = models.CharField(max_length=16, blank=True, help_text="what it was; empty: no sample covers it")
+    active_known = models.BooleanField(default=True, help_text="false: the signal could not be read")
+    signals = models.JSONField(default=dict, help_text="{signal: {value, state, active_at}} of the last sample")
+    warned_for = models.DateTimeField(null=True, help_text="start of the idle stretch that was warned of")
+    warned_at = models.DateTimeField(null=True)
+    shadowed_for = models.DateTimeField(
+        null=True, help_text="start of the idle stretch after which it would have been released (IDLE_MODE=shadow)"
+    )
+
+    class Meta:
+        verbose_name = _("lease activity")
+        verbose_name_plural = _("lease activity")
+
+    def __str__(self) -> str:
+        return f"{self.lease_id} {self.active_signal}"
+
+
 class Allocation(models.Model):
     """A slot taken by a lease, from assignment until it came clean."""
 
