@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TextIO
 
+from nodes.agent.activity_sampler import ActivitySampler
 from nodes.agent.config import Identity, Options
 from nodes.agent.contact import Contact
 from nodes.agent.desired import container_name
@@ -71,9 +72,13 @@ class Agent:
             cleaning_limit_s=options.cleaning_limit_s,
         )
         self.reconciler = Reconciler(self._parts, self._rules, identity.node_id, identity.pull_s)
-        self._heartbeat = Heartbeat(
-            self._portal, self._contact, self.reconciler, self._inventory, self._gpus, identity.heartbeat_s
+        self._activity = ActivitySampler(
+            self.reconciler.records, self._engine, self._gpus, gateway, every_s=options.sample_s
         )
+        self._heartbeat = Heartbeat(
+            self._portal, self._contact, self.reconciler, self._inventory, self._gpus, self._activity,
+            identity.heartbeat_s,
+        )  # fmt: skip
         preflight = Preflight(
             options=options, engine=self._engine, gpus=self._gpus, volumes=volumes, rules=self._rules, gateway=gateway,
             node_facts=self._node_facts, leased=self._leased,
@@ -97,6 +102,7 @@ class Agent:
         self._cached_facts = self._read_node_facts()
         self._execd.start()
         self.reconciler.start()
+        self._activity.start()
         self._heartbeat.start()
         self._preflight.start()
         if self._worker:
@@ -108,6 +114,7 @@ class Agent:
             self._worker.stop()
         self._preflight.stop()
         self._heartbeat.stop()
+        self._activity.stop()
         self.reconciler.stop()
         self._parts.images.close()
         self._execd.stop()

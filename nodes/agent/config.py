@@ -49,6 +49,7 @@ class Options:
     memlock: bool = False  # whether this node may lift RLIMIT_MEMLOCK for RDMA
     nofile: int = 20000
     cleaning_limit_s: int = 30  # how long a device may take to come clean before it is quarantined
+    sample_s: int = 15  # how often it is measured what leases do
     log_level: str = "INFO"
 
     @property

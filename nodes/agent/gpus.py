@@ -17,6 +17,9 @@ from nodes.agent.failures import AgentError
 
 nvml: Any = pynvml  # it ships no types; what it returns is given its type here
 
+SAMPLE_TRIES = 3
+NOT_KEPT = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+
 
 @dataclass(frozen=True)
 class GpuFacts:
@@ -36,6 +39,14 @@ class GpuFacts:
     def as_json(self) -> dict[str, object]:
         """The object the portal expects."""
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class LoadSample:
+    """What the driver saw: a moment in microseconds of the clock the driver stamps with, and the load in percent."""
+
+    at_us: int
+    percent: int
 
 
 class GpuUnreadableError(Exception):
@@ -126,12 +137,59 @@ class Gpus:
             raise GpuUnreadableError(f"{uuid}: the driver does not tell its processes")
         return frozenset(int(process.pid) for processes in lists for process in processes or ())
 
+    def process_load(self, uuid: str, since_us: int) -> tuple[LoadSample, ...] | None:
+        """What processes did on a GPU after a moment, ended ones too: one sample each, the mean over that time.
+
+        Returns:
+            None where the driver keeps no such samples; empty when no process did anything.
+
+        Raises:
+            GpuUnreadableError: NVML gives no answer.
+        """
+        rows = _samples(uuid, lambda handle: nvml.nvmlDeviceGetProcessUtilization(handle, since_us))
+        if rows is None:
+            return None
+        # memUtil is traffic, not what is held: memory that only lies there is 0
+        return tuple(LoadSample(int(r.timeStamp), max(r.smUtil, r.memUtil, r.encUtil, r.decUtil)) for r in rows)
+
+    def card_load(self, uuid: str, since_us: int) -> tuple[LoadSample, ...] | None:
+        """Every sample of a GPU's load that the driver took after a moment; as `process_load`."""
+        kind = pynvml.NVML_GPU_UTILIZATION_SAMPLES
+        found = _samples(uuid, lambda handle: nvml.nvmlDeviceGetSamples(handle, kind, since_us)[1])
+        return None if found is None else tuple(LoadSample(int(s.timeStamp), int(s.sampleValue.uiVal)) for s in found)
+
+    def load_now(self, uuid: str) -> int | None:
+        """Percent of the driver's last sample period (at most a second), None where it does not measure it.
+
+        Raises:
+            GpuUnreadableError: NVML gives no answer.
+        """
+        rates = _samples(uuid, lambda handle: (nvml.nvmlDeviceGetUtilizationRates(handle),))
+        return max(int(rates[0].gpu), int(rates[0].memory)) if rates else None
+
 
 def _handle(uuid: str) -> Any:  # an opaque NVML handle
     try:
         return nvml.nvmlDeviceGetHandleByUUID(uuid)
     except pynvml.NVMLError as error:
         raise GpuUnreadableError(f"{uuid}: {error}") from error
+
+
+def _samples(uuid: str, read: Callable[[Any], Any]) -> Any:  # a sequence of pynvml's structures, or None
+    """What a driver's sample buffer holds; None where it has no such buffer, empty where nothing new is in it."""
+    handle = _handle(uuid)
+    for _ in range(SAMPLE_TRIES):
+        try:
+            return read(handle)
+        except pynvml.NVMLError as error:
+            code = error.args[0]
+            if code == pynvml.NVML_ERROR_NOT_FOUND:
+                return ()
+            if code in NOT_KEPT:
+                return None
+            if code != pynvml.NVML_ERROR_INSUFFICIENT_SIZE:  # that: a sample came in while we asked how many
+                raise GpuUnreadableError(f"{uuid}: {error}") from error
+    raise GpuUnreadableError(f"{uuid}: its samples change faster than they can be read")
 
 
 def _read(index: int) -> GpuFacts:

@@ -8,6 +8,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from nodes.agent import VERSION
+from nodes.agent.activity_sampler import ActivitySampler
 from nodes.agent.config import Options
 from nodes.agent.contact import Contact, boot_id
 from nodes.agent.engine import Engine, EngineFacts
@@ -18,6 +19,7 @@ from nodes.agent.log import logger
 from nodes.agent.machine import read_machine
 from nodes.agent.portal import PortalClient, PortalRefusedError, PortalUnavailableError
 from nodes.agent.reconciler import Reconciler
+from nodes.agent.store import LeaseRecord
 
 INVENTORY_S = 600.0
 VOLATILE = ("disk_free_bytes",)  # changes all the time, and is no reason to send the inventory
@@ -96,6 +98,7 @@ class Heartbeat:
         reconciler: Reconciler,
         inventory: Inventory,
         gpus: Gpus,
+        activity: ActivitySampler,
         every_s: float,
     ) -> None:
         self._portal = portal
@@ -103,6 +106,7 @@ class Heartbeat:
         self._reconciler = reconciler
         self._inventory = inventory
         self._gpus = gpus
+        self._activity = activity
         self._every_s = every_s
         self._agent_run = str(uuid4())
         self._stop = threading.Event()
@@ -138,10 +142,8 @@ class Heartbeat:
         self._sent = (lasting, time.monotonic())
 
     def _beat(self) -> None:
-        leases = [
-            {"id": r.lease_id, "generation": r.generation, "phase": r.phase, "container_id": r.container_id}
-            for r in self._reconciler.records()
-        ]
+        activity = self._activity.offer()  # before the leases: what is offered must find its lease among them
+        leases = [_entry(r, activity.get((r.lease_id, r.generation))) for r in self._reconciler.records()]
         gpus = [{"uuid": g.uuid, "healthy": g.healthy, "fault": g.fault} for g in self._gpus.inventory()]
         unknown = self._portal.heartbeat(
             {
@@ -152,9 +154,18 @@ class Heartbeat:
                 "gpus": gpus,
             }
         )
+        self._activity.answered()
         self._contact.store()
         for lease_id in unknown:
             self._reconciler.wake(lease_id)
+
+
+def _entry(record: LeaseRecord, activity: dict[str, object] | None) -> dict[str, object]:
+    entry: dict[str, object] = {
+        "id": record.lease_id, "generation": record.generation, "phase": record.phase,
+        "container_id": record.container_id,
+    }  # fmt: skip
+    return {**entry, "activity": activity} if activity and record.phase == "running" else entry
 
 
 def _without_volatile(facts: dict[str, object]) -> object:
