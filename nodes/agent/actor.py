@@ -113,13 +113,18 @@ class Actor:
         record = self._record
         return replace(record) if record else None
 
+    @property
+    def promised(self) -> LeaseRecord | None:
+        """What an order that was not begun yet will be; None when there is none."""
+        lease = self._order.lease if self._order else None
+        return _new_record(lease) if lease and lease.generation > self.finished else None
+
     # The life of a lease ----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
             while record := self._record or self._begin():
                 self._live(record)
-                self.finished = record.generation
         except _AgentStops:
             return
         except Exception:  # noqa: BLE001  # logged with its trace; see below
@@ -134,9 +139,7 @@ class Actor:
         lease = self._order.lease
         if lease is None or lease.generation <= self.finished:
             return None
-        phase: Phase = "starting" if lease.want == "run" else "stopping"
-        record = LeaseRecord(lease.id, lease.generation, phase, devices=lease.devices, desired=lease)
-        self._record = record
+        self._record = record = _new_record(lease)
         self._parts.store.save(record)
         return record
 
@@ -233,6 +236,7 @@ class Actor:
         if not self._reporter.drain():
             raise _AgentStops
         self._parts.store.delete(record.lease_id)
+        self.finished = record.generation
         self._record = None
 
     # What it listens to -----------------------------------------------------------------------------------------------
@@ -358,3 +362,8 @@ class Actor:
         ending = record is None or record.phase not in {*BEFORE_READY, "running"}
         if not ending and (answer is None or answer.want != "run"):
             self._wake(self.lease_id)
+
+
+def _new_record(lease: DesiredLease) -> LeaseRecord:
+    phase: Phase = "starting" if lease.want == "run" else "stopping"
+    return LeaseRecord(lease.id, lease.generation, phase, devices=lease.devices, desired=lease)

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +23,7 @@ from nodes.agent.reconciler import Reconciler
 from nodes.agent.store import LeaseRecord
 
 INVENTORY_S = 600.0
+FIRST_INVENTORY_S = 10.0
 VOLATILE = ("disk_free_bytes",)  # changes all the time, and is no reason to send the inventory
 
 
@@ -41,9 +43,10 @@ class Inventory:
         self._engine = engine
         self._gpus = gpus
         self._workspace_quota = workspace_quota
+        self._known: EngineFacts | None = None
 
     def read(self) -> dict[str, object]:
-        """The facts now; without an answer from the engine its own are missing, never guessed."""
+        """The facts now; the engine's own are missing until it has answered once, never guessed."""
         engine = self.engine_facts()
         gpus = self._gpus.inventory()
         machine = asdict(read_machine(engine.root_dir if engine else self._options.state_dir))
@@ -71,12 +74,12 @@ class Inventory:
         }
 
     def engine_facts(self) -> EngineFacts | None:
-        """The engine's own facts, or None while it does not answer."""
+        """The engine's own facts, those it told last while it does not answer, None when it never did."""
         try:
-            return self._engine.facts()
+            self._known = self._engine.facts()
         except EngineError as error:
             logger.warning("%s", error)
-            return None
+        return self._known
 
 
 def host_key(state_dir: Path) -> str:
@@ -89,7 +92,10 @@ def host_key(state_dir: Path) -> str:
 
 
 class Heartbeat:
-    """Keeps the portal informed, and the silence rule fed, on a thread of its own."""
+    """Keeps the portal informed, and the silence rule fed.
+
+    The inventory has a thread of its own, because it asks the engine: one that hangs does not make the node look dead.
+    """
 
     def __init__(
         self,
@@ -110,27 +116,40 @@ class Heartbeat:
         self._every_s = every_s
         self._agent_run = str(uuid4())
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._inventoried = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._inventories, name="inventory", daemon=True),
+            threading.Thread(target=self._beats, name="heartbeat", daemon=True),
+        ]
         self._sent: tuple[object, float] | None = None
 
     def start(self) -> None:
         """Send the first inventory and heartbeat at once."""
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
-        """End the thread."""
+        """End the threads."""
         self._stop.set()
-        self._thread.join(5)
+        self._inventoried.set()
+        for thread in self._threads:
+            thread.join(5)
 
-    def _run(self) -> None:
+    def _inventories(self) -> None:
+        self._repeat("inventory", self._send_inventory)
+
+    def _beats(self) -> None:
+        self._inventoried.wait(FIRST_INVENTORY_S)  # the portal reads of a GPU there before it hears how it is
+        self._repeat("heartbeat", self._beat)
+
+    def _repeat(self, name: str, send: Callable[[], None]) -> None:
         while not self._stop.is_set():
             try:
-                self._send_inventory()
-                self._beat()
+                send()
             except (PortalUnavailableError, PortalRefusedError) as error:
-                logger.warning("the portal does not take the heartbeat: %s", error)
-            except Exception:  # noqa: BLE001  # the thread must outlive a bug in one beat
-                logger.exception("heartbeat failed")
+                logger.warning("the portal does not take the %s: %s", name, error)
+            except Exception:  # noqa: BLE001  # the thread must outlive a bug in one round
+                logger.exception("%s failed", name)
             self._stop.wait(self._every_s)
 
     def _send_inventory(self) -> None:
@@ -140,10 +159,15 @@ class Heartbeat:
             return
         self._portal.inventory(facts)
         self._sent = (lasting, time.monotonic())
+        self._inventoried.set()
 
     def _beat(self) -> None:
         activity = self._activity.offer()  # before the leases: what is offered must find its lease among them
-        leases = [_entry(r, activity.get((r.lease_id, r.generation))) for r in self._reconciler.records()]
+        records = self._reconciler.list_for_heartbeat()
+        if records is None:
+            logger.warning("no heartbeat yet: the engine has not told what runs here")
+            return
+        leases = [_entry(r, activity.get((r.lease_id, r.generation))) for r in records]
         gpus = [{"uuid": g.uuid, "healthy": g.healthy, "fault": g.fault} for g in self._gpus.inventory()]
         unknown = self._portal.heartbeat(
             {

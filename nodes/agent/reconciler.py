@@ -1,6 +1,7 @@
-"""Desired state against what is here: one thread pulls, hands each lease's word to its actor, and adopts what it finds.
+"""Desired state against what is here: one thread pulls and hands each lease's word to its actor, one looks for orphans.
 
-All pulls go through this thread one after the other, so an older answer never overtakes a newer one.
+All pulls go through one thread one after the other, so an older answer never overtakes a newer one. That thread never
+calls the engine: an engine that hangs keeps no order waiting.
 """
 
 import threading
@@ -38,8 +39,11 @@ class Reconciler:
         self._wakes: set[str] = set()
         self._changed = threading.Condition()
         self._stop = threading.Event()
+        self._looked = threading.Event()
+        self._listed = 0  # lists made for heartbeats so far
         self._threads = [
             threading.Thread(target=self._run, name="reconciler", daemon=True),
+            threading.Thread(target=self._upkeep, name="upkeep", daemon=True),
             threading.Thread(target=self._listen, name="engine-events", daemon=True),
         ]
 
@@ -74,8 +78,23 @@ class Reconciler:
     def records(self) -> tuple[LeaseRecord, ...]:
         """What is here now, as copies; at most one per lease."""
         with self._lock:
-            actors, left = list(self._actors.values()), list(self._left.values())
-        return (*(record for actor in actors if (record := actor.record)), *left)
+            return self._records()
+
+    def list_for_heartbeat(self) -> tuple[LeaseRecord, ...] | None:
+        """What is here or is being begun; None as long as the engine has not told what it has.
+
+        A lease that is missing from a heartbeat may give its devices away. So an answer of the portal that was asked
+        for before a list was made begins no lease after it: it is asked for again.
+        """
+        with self._lock:
+            if not self._looked.is_set():
+                return None
+            self._listed += 1
+            return self._records()
+
+    def _records(self) -> tuple[LeaseRecord, ...]:
+        held = (actor.record or actor.promised for actor in self._actors.values())
+        return (*(record for record in held if record), *self._left.values())
 
     # Pulling ----------------------------------------------------------------------------------------------------------
 
@@ -108,20 +127,17 @@ class Reconciler:
         return wakes
 
     def _pull_one(self, lease_id: str) -> None:
+        listed = self._listed
         answer = self._parts.portal.desired(lease_id)
-        self._hand_out({lease_id}, answer.leases)
+        self._hand_out({lease_id}, answer.leases, listed)
 
     def _pull_everything(self) -> None:
         with self._lock:
-            here = set(self._actors) | set(self._left)
+            here, listed = set(self._actors) | set(self._left), self._listed
         answer = self._parts.portal.desired()
-        self._adopt_orphans(here)
-        with self._lock:
-            here |= set(self._actors)
-        self._hand_out(here, answer.leases)
-        self._reassert_rules()
+        self._hand_out(here, answer.leases, listed)
 
-    def _hand_out(self, asked: Iterable[str], leases: Iterable[Mapping[str, object]]) -> None:
+    def _hand_out(self, asked: Iterable[str], leases: Iterable[Mapping[str, object]], listed: int) -> None:
         unnamed = set(asked)
         for raw in leases:
             lease_id = lease_id_of(raw)
@@ -130,13 +146,13 @@ class Reconciler:
                 continue
             unnamed.discard(lease_id)
             try:
-                self._order(lease_id, parse_lease(raw))
+                self._order(lease_id, parse_lease(raw), listed)
             except DesiredInvalidError as error:
                 self._refuse(lease_id, raw, error)
         for lease_id in unnamed:
-            self._order(lease_id, None)
+            self._order(lease_id, None, listed)
 
-    def _order(self, lease_id: str, lease: DesiredLease | None) -> None:
+    def _order(self, lease_id: str, lease: DesiredLease | None, listed: int) -> None:
         with self._lock:
             actor = self._actors.get(lease_id)
             if actor is None:
@@ -144,8 +160,11 @@ class Reconciler:
                 late = lease is None or lease.generation <= self._finished.get(lease_id, 0)
                 if record is None and late:
                     return
+                if record is None and listed != self._listed:
+                    self.wake(lease_id)  # see list_for_heartbeat
+                    return
                 actor = self._make_actor(lease_id, record)
-        actor.order(lease)
+            actor.order(lease)
 
     def _refuse(self, lease_id: str, raw: Mapping[str, object], error: DesiredInvalidError) -> None:
         logger.error("lease %s cannot be carried out: %s", lease_id, error)
@@ -215,13 +234,26 @@ class Reconciler:
         except (AgentError, EngineError, OSError) as error:
             logger.warning("a left-over cannot be removed: %s", error)
 
-    def _adopt_orphans(self, known: set[str]) -> None:
+    def _upkeep(self) -> None:
+        while not self._stop.wait(self._pull_s):
+            try:
+                self._adopt_orphans()
+                self._reassert_rules()
+            except Exception:  # noqa: BLE001  # the thread must outlive a bug in one round
+                logger.exception("upkeep failed")
+
+    def _adopt_orphans(self) -> None:
         """A container of ours without an actor gets one; what the portal then says of it decides."""
+        with self._lock:
+            known = set(self._actors) | set(self._left)  # before the look: what ends during it is no orphan
         for facts in self._containers():
             record = record_of(facts)
-            with self._lock:
-                if record and record.lease_id not in known and record.lease_id not in self._actors:
+            if record and record.lease_id not in known:
+                with self._lock:
+                    if record.lease_id in self._actors or record.lease_id in self._left:
+                        continue
                     self._make_actor(record.lease_id, record)
+                self.wake(record.lease_id)
 
     def _containers(self) -> tuple[ContainerFacts, ...]:
         try:
@@ -229,6 +261,7 @@ class Reconciler:
         except EngineError as error:
             logger.warning("the engine does not list its containers: %s", error)
             return ()
+        self._looked.set()
         return tuple(facts for facts in found if facts.labels.get("lessor.role") == ROLE)
 
     def _reassert_rules(self) -> None:

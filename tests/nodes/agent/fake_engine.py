@@ -47,6 +47,8 @@ class FakeEngine:
         self.nets: set[str] = set()
         self.calls: list[str] = []
         self.down = False
+        self.hangs: set[str] = set()  # first words of calls that get no answer until `thaw`
+        self.thaw = threading.Event()
         self.start_error = ""
         self.ignores_term = False
         self.tamper: Callable[[dict[str, Any]], None] = lambda _inspect: None
@@ -55,6 +57,8 @@ class FakeEngine:
 
     def _call(self, name: str) -> None:
         self.calls.append(name)
+        if name.split(maxsplit=1)[0] in self.hangs:
+            self.thaw.wait(60)
         if self.down:
             raise EngineUnreachableError("the container engine does not answer")
 
