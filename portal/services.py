@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from django.db import transaction
 
-from portal.errors import NotAllowed
+from portal.errors import NotAllowed, NotFound
 from portal.models import ApiToken, AuditEvent, Membership, Tenant, User
 
 if TYPE_CHECKING:
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from django.http import HttpRequest
 
     from portal.actor import Actor
+
+CHOSEN: Final = "tenant"  # the session's key for the tenant it works for
 
 
 def audit(
@@ -59,22 +61,51 @@ def _create_personal_tenant(user: User) -> Tenant:
     return tenant
 
 
-def current_tenant(request: HttpRequest) -> Tenant:
-    """The tenant a request works for: the token's, else the one chosen in the session, else the personal one."""
-    token = getattr(request, "auth", None)
-    if isinstance(token, ApiToken):
-        return token.tenant
-    cached: Tenant | None = getattr(request, "_lessor_tenant", None)
+def memberships(request: HttpRequest) -> list[Membership]:
+    """The signed-in person's memberships with their tenants, personal one first; one query per request."""
+    cached: list[Membership] | None = getattr(request, "_lessor_memberships", None)
     if cached is not None:
         return cached
     user = request.user
     if not isinstance(user, User):
         raise NotAllowed("Sign in first.", code="not_authenticated")
-    chosen = request.session.get("tenant") if hasattr(request, "session") else None
-    tenant = Tenant.objects.filter(pk=chosen, memberships__user=user).first() if chosen else None
-    tenant = tenant or ensure_personal_tenant(user)
-    request._lessor_tenant = tenant  # type: ignore[attr-defined]  # noqa: SLF001  # our own mark: once per request
-    return tenant
+    found = _memberships(user)
+    if not any(_is_home(row) for row in found):
+        ensure_personal_tenant(user)
+        found = _memberships(user)
+    request._lessor_memberships = found  # type: ignore[attr-defined]  # noqa: SLF001  # our own mark: once per request
+    return found
+
+
+def _memberships(user: User) -> list[Membership]:
+    rows = Membership.objects.filter(user=user).select_related("tenant").order_by("tenant__created_at", "tenant_id")
+    return sorted(rows, key=lambda row: not _is_home(row))
+
+
+def _is_home(row: Membership) -> bool:
+    return row.tenant.kind == Tenant.Kind.PERSONAL and row.role == Membership.Role.OWNER
+
+
+def current_membership(request: HttpRequest) -> Membership:
+    """The membership a request of a session works by: that of the tenant chosen there, else the personal one."""
+    chosen = request.session.get(CHOSEN) if hasattr(request, "session") else None
+    found = memberships(request)
+    return next((row for row in found if row.tenant_id == chosen), found[0])
+
+
+def current_tenant(request: HttpRequest) -> Tenant:
+    """The tenant a request works for: the token's, else the one chosen in the session, else the personal one."""
+    token = getattr(request, "auth", None)
+    return token.tenant if isinstance(token, ApiToken) else current_membership(request).tenant
+
+
+def choose_tenant(request: HttpRequest, tenant_id: str) -> Tenant:
+    """From now on this session works for that tenant; NotFound unless the person is a member."""
+    row = next((row for row in memberships(request) if row.tenant_id == tenant_id), None)
+    if row is None:
+        raise NotFound("There is no such tenant.")
+    request.session[CHOSEN] = row.tenant_id
+    return row.tenant
 
 
 def require_role(*, user: User, tenant: Tenant, roles: Sequence[str]) -> None:

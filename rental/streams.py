@@ -88,10 +88,11 @@ async def lease(request: HttpRequest, lease_id: str) -> HttpResponse | Streaming
 
 
 async def home(request: HttpRequest) -> HttpResponse | StreamingHttpResponse:
-    """The open leases of the tenant the person works for."""
+    """The open leases of the tenant the person works for; it ends when that is another one than at the start."""
+    began: list[str] = []
 
     def stamp() -> Hashable:
-        if _judge(request) is None:
+        if _judge(request) is None or (began and current_tenant(request).pk not in began):
             return None
         opened = lease_page.open_leases(current_tenant(request))
         return tuple((row.pk, row.state, row.progress, lease_page.is_quiet(row)) for row in opened)
@@ -102,7 +103,11 @@ async def home(request: HttpRequest) -> HttpResponse | StreamingHttpResponse:
             "#leases-sum", "outerMorph", "rental/_leases_sum.html", facts, request
         )
 
-    return await _answer(request, lambda user: Watch(user.pk, (f"tenant:{current_tenant(request).pk}",), stamp, render))
+    def admit(user: User) -> Watch:
+        began.append(current_tenant(request).pk)
+        return Watch(user.pk, (f"tenant:{began[0]}",), stamp, render)
+
+    return await _answer(request, admit)
 
 
 async def offers(request: HttpRequest) -> HttpResponse | StreamingHttpResponse:
@@ -261,7 +266,7 @@ def _judge(request: HttpRequest) -> User | None:
     request.session = type(request.session)(key)
     user = get_user(request)
     request.user = user
-    for cached in ("_cached_user", "_lessor_tenant"):
+    for cached in ("_cached_user", "_lessor_memberships"):
         request.__dict__.pop(cached, None)
     return user if isinstance(user, User) else None
 
