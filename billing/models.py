@@ -105,6 +105,9 @@ class Account(models.Model):
     currency = models.CharField(_("currency"), max_length=3)
     balance_ticks = models.BigIntegerField(_("balance, ticks"), default=0)
     held_ticks = models.BigIntegerField(_("held, ticks"), default=0)
+    month_cap_micros = models.BigIntegerField(
+        _("spend cap per month, µ"), null=True, blank=True, help_text="per calendar month, UTC; null: none"
+    )
 
     class Meta:
         verbose_name = _("account")
@@ -112,6 +115,10 @@ class Account(models.Model):
         constraints = [
             models.UniqueConstraint(fields=["tenant", "currency"], name="account_once_per_currency"),
             models.CheckConstraint(condition=Q(held_ticks__gte=0), name="account_holds_not_negative"),
+            models.CheckConstraint(
+                condition=Q(month_cap_micros__isnull=True) | Q(month_cap_micros__gt=0),
+                name="account_month_cap_positive",
+            ),
         ]
 
     def __str__(self) -> str:

@@ -14,7 +14,7 @@ from billing.models import Plan, PriceVersion
 from nodes.models import GpuSlot, Node
 from portal import ids
 from portal.models import Tenant, User
-from rental.states import BEFORE_READY, LIVE, OPEN, EndReason, State
+from rental.states import BEFORE_READY, LIVE, OPEN, RECORDED_GAPS, EndReason, Gap, State
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -276,6 +276,36 @@ class UsageSegment(models.Model):
 
     def __str__(self) -> str:
         return f"{self.lease_id} {self.start:%H:%M:%S}"
+
+
+class UsageGap(models.Model):
+    """A stretch ``[start, end)`` in which a running lease was not charged, and why. Open while ``end`` is null.
+
+    Segments and gaps of a lease follow each other from ready to stop, without overlap (rental/lifecycle.py).
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    lease = models.ForeignKey(Lease, on_delete=models.PROTECT, related_name="gaps")
+    start = models.DateTimeField()
+    end = models.DateTimeField(null=True, blank=True)
+    reason = models.CharField(max_length=16, choices=Gap.choices)
+    detail = models.CharField(max_length=500, blank=True)
+
+    class Meta:
+        verbose_name = _("usage gap")
+        verbose_name_plural = _("usage gaps")
+        ordering = ["start", "id"]
+        constraints = [
+            models.UniqueConstraint(fields=["lease"], condition=Q(end__isnull=True), name="gap_one_open_per_lease"),
+            models.UniqueConstraint(fields=["lease", "start"], name="gap_once_per_start"),
+            models.CheckConstraint(condition=Q(end__isnull=True) | Q(end__gt=F("start")), name="gap_ends_after_start"),
+            models.CheckConstraint(
+                condition=Q(reason__in=[reason.value for reason in RECORDED_GAPS]), name="gap_reason_is_known"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.lease_id} {self.reason} {self.start:%H:%M:%S}"
 
 
 def whole_seconds(start: datetime, end: datetime) -> int:

@@ -57,5 +57,13 @@ class Gap(models.TextChoices):
     """Why a stretch of a lease was not charged."""
 
     STARTING = "starting", _("before it was ready")
+    SSH_DOWN = "ssh_down", _("no way in by SSH")
+    PAUSED_VRAM = "paused_vram", _("paused")
+    GPU_LOST = "gpu_lost", _("a GPU failed")
     NODE_SILENT = "node_silent", _("no contact with the node")
+    OPERATOR_MOVE = "operator_move", _("moved by the operator")
     STOPPING = "stopping", _("being stopped and cleaned")
+
+
+# Recorded as rows while a lease runs; the other two follow from its own times.
+RECORDED_GAPS: Final = (Gap.SSH_DOWN, Gap.PAUSED_VRAM, Gap.GPU_LOST, Gap.NODE_SILENT, Gap.OPERATOR_MOVE)
