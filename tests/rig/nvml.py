@@ -33,6 +33,15 @@ class FakeProcess:
 
 
 @dataclass(frozen=True)
+class FakeSample:
+    """A load the driver has measured: when (microseconds of the wall clock), how much, and whose (0: the card's)."""
+
+    at_us: int
+    percent: int
+    pid: int = 0
+
+
+@dataclass(frozen=True)
 class FakeMig:
     """A MIG device of a GPU; sizes in MiB as NVML gives them."""
 
@@ -65,6 +74,7 @@ class FakeGpu:
     mig_mode: bool = False
     mig: tuple[FakeMig, ...] = ()
     processes: tuple[FakeProcess, ...] = ()
+    samples: tuple[FakeSample, ...] = ()
     links: tuple[int, ...] = ()
     extra: dict[str, int] = field(default_factory=dict)
 
@@ -116,6 +126,7 @@ def _gpu_lines(gpu: FakeGpu, bus_ids: dict[int, str]) -> Iterable[str]:
     for process in gpu.processes:
         where = -1 if process.mig is None else process.mig
         yield f"proc {process.pid} {process.memory_bytes} {process.sm_percent} {process.memory_percent} {where}"
+    yield from (f"sample {sample.at_us} {sample.pid} {sample.percent}" for sample in gpu.samples)
     for mig in gpu.mig:
         yield (
             f"mig {mig.uuid} {mig.gpu_instance} {mig.compute_instance} {mig.profile_id} {mig.sms} "

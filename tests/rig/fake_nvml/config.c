@@ -8,6 +8,7 @@
  *   error <code>                        every query of this GPU answers with the code (15 = GPU is lost)
  *   nvlink <link> <active> <remote pci> <crc flit> <crc data> <replay> <recovery> [version]
  *   proc <pid> <bytes> <sm %> <memory %> [index of a mig line]
+ *   sample <time in us> <pid, 0 for the whole card> <percent>       what the driver has measured and still keeps
  *   mig <uuid> <gpu instance> <compute instance> <profile id> <SMs> <gpu slices> <compute slices> <MB> <used MB> <profile>
  *
  * and the scalar keys of the tables below. A line that cannot be read is said on stderr, so that a typo in a test shows.
@@ -60,6 +61,9 @@ static const struct field ints[] = {
     NUMBER("remap_uncorrected", remap_uncorrected),
     NUMBER("remap_pending", remap_pending),
     NUMBER("remap_failed", remap_failed),
+    NUMBER("process_load_error", process_load_error),
+    NUMBER("card_load_error", card_load_error),
+    NUMBER("load_error", load_error),
 };
 
 struct fleet fleet;
@@ -95,6 +99,16 @@ static int parse_process(struct gpu *gpu, const char *value)
     if (read < 2 || gpu->process_count == MAX_PROCESSES)
         return 0;
     gpu->processes[gpu->process_count++] = process;
+    return 1;
+}
+
+static int parse_sample(struct gpu *gpu, const char *value)
+{
+    struct load_sample sample;
+    int read = sscanf(value, "%llu %u %u", &sample.at_us, &sample.pid, &sample.percent);
+    if (read != 3 || gpu->sample_count == MAX_SAMPLES)
+        return 0;
+    gpu->samples[gpu->sample_count++] = sample;
     return 1;
 }
 
@@ -169,6 +183,8 @@ static int parse_line(const char *key, const char *value)
         return parse_link(gpu, value);
     if (!strcmp(key, "proc"))
         return parse_process(gpu, value);
+    if (!strcmp(key, "sample"))
+        return parse_sample(gpu, value);
     if (!strcmp(key, "mig"))
         return parse_mig(gpu, value);
     return parse_scalar(gpu, key, value);

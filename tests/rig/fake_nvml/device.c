@@ -100,20 +100,6 @@ API result nvmlDeviceGetMemoryInfo_v2(handle device, struct memory_v2 *out)
     return leave(OK);
 }
 
-/* As with the real driver, load is not measured once MIG is on. */
-API result nvmlDeviceGetUtilizationRates(handle device, u32 *out)
-{
-    struct target t;
-    result outcome = enter_whole(device, &t);
-    if (outcome == OK && t.gpu->mig_mode)
-        outcome = NOT_SUPPORTED;
-    if (outcome == OK) {
-        out[0] = t.gpu->util_gpu;
-        out[1] = t.gpu->util_memory;
-    }
-    return leave(outcome);
-}
-
 API result nvmlDeviceGetTemperature(handle device, int sensor, u32 *out)
 {
     struct target t;

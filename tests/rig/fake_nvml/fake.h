@@ -14,6 +14,7 @@
 #define MAX_GPUS 16
 #define MAX_LINKS 18
 #define MAX_PROCESSES 64
+#define MAX_SAMPLES 128
 #define MAX_MIG 8
 #define NO_MIG (-1)
 #define NO_INSTANCE 0xFFFFFFFFu
@@ -50,6 +51,11 @@ struct process {
     int mig; /* index into gpu.mig, or NO_MIG */
 };
 
+struct load_sample {
+    u64 at_us;
+    u32 pid, percent; /* pid 0: of the whole card */
+};
+
 struct mig {
     char uuid[96], profile[64];
     u32 gpu_instance, compute_instance, profile_id;
@@ -64,10 +70,12 @@ struct gpu {
     u32 util_gpu, util_memory, temperature, power_mw, power_limit_mw, sm_clock;
     u32 ecc_mode, retired_pages, mig_mode, persistence, compute_mode;
     u32 remap_corrected, remap_uncorrected, remap_pending, remap_failed;
-    u32 process_count, mig_count;
+    u32 process_load_error, card_load_error, load_error; /* what the ways to ask for load answer */
+    u32 process_count, mig_count, sample_count;
     struct nvlink links[MAX_LINKS];
     struct process processes[MAX_PROCESSES];
     struct mig mig[MAX_MIG];
+    struct load_sample samples[MAX_SAMPLES];
 };
 
 struct fleet {

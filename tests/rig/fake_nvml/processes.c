@@ -8,13 +8,6 @@ struct process_info {
 };
 _Static_assert(sizeof(struct process_info) == 24, "nvmlProcessInfo_t");
 
-struct process_utilization {
-    u32 pid;
-    u64 timestamp;
-    u32 sm, memory, encoder, decoder;
-};
-_Static_assert(sizeof(struct process_utilization) == 32, "nvmlProcessUtilizationSample_t");
-
 /* A MIG handle shows its own processes only, the GPU's handle shows all. */
 static int belongs(const struct process *process, int mig_index)
 {
@@ -74,31 +67,4 @@ API result nvmlDeviceGetMPSComputeRunningProcesses_v3(handle device, u32 *count,
 {
     (void)out;
     return no_processes(device, count);
-}
-
-/* Only samples newer than `since`, and none of idle processes: then the real library says "not found". */
-API result nvmlDeviceGetProcessUtilization(handle device, struct process_utilization *out, u32 *count, u64 since)
-{
-    struct target t;
-    u32 found = 0, room = *count;
-    u64 now = now_us();
-    result outcome = enter_device(device, &t);
-    if (outcome == OK && (t.mig || t.gpu->mig_mode))
-        outcome = NOT_SUPPORTED;
-    if (outcome != OK)
-        return leave(outcome);
-    for (u32 i = 0; since < now && i < t.gpu->process_count; i++)
-        found += t.gpu->processes[i].sm_percent || t.gpu->processes[i].memory_percent;
-    *count = found;
-    if (!found)
-        return leave(NOT_FOUND);
-    if (!out || room < found)
-        return leave(INSUFFICIENT_SIZE);
-    for (u32 i = 0, row = 0; i < t.gpu->process_count; i++) {
-        const struct process *process = &t.gpu->processes[i];
-        if (process->sm_percent || process->memory_percent)
-            out[row++] = (struct process_utilization){ .pid = process->pid, .timestamp = now,
-                                                       .sm = process->sm_percent, .memory = process->memory_percent };
-    }
-    return leave(OK);
 }
