@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import sys
 from typing import TYPE_CHECKING, Final
 
-from django.db import DatabaseError, connection
+from django.db import DatabaseError, InterfaceError, OperationalError, connection
 from django.db.migrations.executor import MigrationExecutor
 from django.http import HttpResponse, HttpResponseRedirect
 from django.shortcuts import render
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 YEAR_S: Final = 31_536_000
+RETRY_AFTER_S: Final = "5"
 PLAIN: Final = "text/plain; charset=utf-8"
 
 
@@ -83,10 +85,23 @@ def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
 
 
 def server_error(request: HttpRequest) -> HttpResponse:
-    """handler500: no context processor, no database; whatever broke may be broken still."""
+    """handler500: no context processor, no database; whatever broke may be broken still.
+
+    A database that is away is no bug of ours, and over soon: 503 with a time to try again.
+    """
+    away = isinstance(sys.exc_info()[1], OperationalError | InterfaceError)
+    status, code, detail = (
+        (503, "unavailable", "The database does not answer at the moment; nothing was changed. Try again shortly.")
+        if away
+        else (500, "server_error", "Something broke on our side; it has been recorded.")
+    )
     if problems.wanted_by(request):
-        return problems.response(500, "server_error", "Something broke on our side; it has been recorded.")
-    return render(None, "500.html", status=500)  # no request: no context processor runs
+        response: HttpResponse = problems.response(status, code, detail)
+    else:
+        response = render(None, f"{status}.html", status=status)  # no request: no context processor runs
+    if away:
+        response.headers["Retry-After"] = RETRY_AFTER_S
+    return response
 
 
 def _refusal(request: HttpRequest, status: int, code: str, detail: str, *, template: str = "") -> HttpResponse:

@@ -127,9 +127,26 @@ class Portal:
              "--app-dir", str(ROOT), "--lifespan", "off", "--no-access-log", "--timeout-graceful-shutdown", "3"],
             self.env,
         )  # fmt: skip
-        celery = [str(python / "celery"), "--workdir", str(ROOT), "-A", "portal.celery"]
-        run("worker", [*celery, "worker", "--pool", "threads", "--concurrency", "4", "--loglevel", "INFO"], self.env)
-        run("beat", [*celery, "beat", "--loglevel", "WARNING"], self.env)
+        for name in ("worker", "beat"):
+            self.start_program(name)
+
+    def start_program(self, name: str, suffix: str = "") -> None:
+        """Celery's ``worker`` or ``beat``; with a suffix, one more of them."""
+        celery = [str(Path(sys.executable).parent / "celery"), "--workdir", str(ROOT), "-A", "portal.celery", name]
+        options = {
+            "worker": [
+                "--pool",
+                "threads",
+                "--concurrency",
+                "4",
+                "--loglevel",
+                "INFO",
+                "--hostname",
+                f"portal{suffix}@%h",
+            ],
+            "beat": ["--loglevel", "WARNING", "--schedule", str(self.var / f"beat-schedule{suffix}")],
+        }  # fmt: skip
+        self.processes.start(f"{name}{suffix}", [*celery, *options[name]], self.env)
 
     def _healthy(self) -> bool:
         self.processes.check()

@@ -21,9 +21,12 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import celery
 import psycopg
+import redis
 import requests
 
+from nodes import broker
 from nodes.agent.cleaning import pids_of_container
 from scripts.demolib.portal_stack import ROOT, Portal
 from scripts.demolib.processes import DemoError, Processes, free_port, wait_until
@@ -41,6 +44,7 @@ SSH_PORT = 2222
 PREFIX, OWNER = "lessor-stack-", "owner"
 GATEWAY_USER, GATEWAY_GROUP = "nobody", "nogroup"
 PORTAL_PROGRAMS = ("web", "streams", "worker", "beat")
+SECOND = ("worker", "beat")
 HEARTBEAT_S, PULL_S = 2, 5
 PASSWORD = "a long enough passphrase"  # of people who live for one test session
 
@@ -97,6 +101,16 @@ class RigPortal(Portal):
         """End programs (all four without a name) as a machine that loses its power does."""
         for name in names or PORTAL_PROGRAMS:
             self.processes.kill(name)
+
+    def start_second(self) -> None:
+        """Another worker and another beat beside the first, as after a deployment gone wrong."""
+        for name in SECOND:
+            self.start_program(name, suffix="-2")
+
+    def stop_second(self) -> None:
+        """Ends `start_second`."""
+        for name in SECOND:
+            self.processes.stop(f"{name}-2")
 
     def kill_redis(self) -> None:
         """Redis goes, with all it held: cache, messages, the nodes' users."""
@@ -330,6 +344,16 @@ class Stack:
         """The public catalog."""
         found: list[dict[str, Any]] = requests.get(f"{self.portal.url}/api/v1/offers", timeout=20).json()["results"]
         return found
+
+    def redis(self) -> redis.Redis:
+        """A client of the nodes' broker, with every right."""
+        return redis.Redis.from_url(self.portal.env["NODE_BROKER_URL"], decode_responses=True)
+
+    def wake(self, node: StackNode, lease_id: str) -> None:
+        """One wake-up message more, as the portal sends it."""
+        app = celery.Celery(broker=self.portal.env["NODE_BROKER_URL"], set_as_current=False)
+        with app.connection_for_write() as connection:
+            app.send_task(broker.TASK, args=[lease_id], queue=f"node.{node.node_id}", expires=60, connection=connection)
 
     def free(self, gpu_model: str) -> int:
         """How many GPUs of a model the catalog has free."""
