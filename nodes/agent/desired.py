@@ -59,6 +59,11 @@ def container_name(lease_id: str, generation: int) -> str:
     return f"lessor-{lease_id}-{generation}"
 
 
+def lease_of_name(name: str) -> str:
+    """The lease id inside the name of a container, volume or network (`lessor-<lease>-<generation>`)."""
+    return name.removeprefix("lessor-").rpartition("-")[0]
+
+
 def parse_lease(raw: Mapping[str, object]) -> DesiredLease:
     """Read one element of `desired.leases`.
 

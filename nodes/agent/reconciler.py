@@ -10,7 +10,7 @@ from functools import partial
 
 from nodes.agent.actor import Actor
 from nodes.agent.contact import now
-from nodes.agent.desired import LEASE_ID, DesiredInvalidError, DesiredLease, lease_id_of, parse_lease
+from nodes.agent.desired import LEASE_ID, DesiredInvalidError, DesiredLease, lease_id_of, lease_of_name, parse_lease
 from nodes.agent.engine import ContainerFacts
 from nodes.agent.failures import AgentError, EngineError
 from nodes.agent.hostconfig import ROLE
@@ -298,8 +298,3 @@ def record_of(facts: ContainerFacts) -> LeaseRecord | None:
         entries = [e for e in facts.inspect["Config"].get("Env") or () if e.startswith("NVIDIA_VISIBLE_DEVICES=")]
         devices = entries[0].partition("=")[2].split(",") if entries else []
     return LeaseRecord(lease_id, int(generation), "started", tuple(devices), container_id=facts.id)
-
-
-def lease_of_name(name: str) -> str:
-    """The lease id inside the name of a volume or network (`lessor-<lease>-<generation>`)."""
-    return name.removeprefix("lessor-").rpartition("-")[0]
