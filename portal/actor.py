@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from django.conf import settings
 
@@ -11,6 +13,8 @@ from portal.models import ApiToken, User
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
+
+PORT: Final = re.compile(r"\[([^\]]+)\](?::\d+)?|([\d.]+):\d+")  # some proxies write the port as well
 
 
 @dataclass(frozen=True)
@@ -46,10 +50,28 @@ class Actor:
 
 
 def client_ip(request: HttpRequest) -> str | None:
-    """The client's address. X-Forwarded-For counts only for as many proxies as TRUSTED_PROXIES says stand in front."""
-    peer = request.META.get("REMOTE_ADDR") or None
+    """The client's address, the one rule of the portal; None where the server knows none.
+
+    X-Forwarded-For counts only for as many proxies as TRUSTED_PROXIES says stand in front. Whatever else a request
+    claims (X-Real-IP, Forwarded, entries further left) is the client's own word and never read.
+    """
+    peer = _address(request.META.get("REMOTE_ADDR", ""))
     if not settings.TRUSTED_PROXIES:
         return peer
-    chain = [part.strip() for part in request.META.get("HTTP_X_FORWARDED_FOR", "").split(",") if part.strip()]
+    chain = [part for part in request.META.get("HTTP_X_FORWARDED_FOR", "").split(",") if part.strip()]
+    if len(chain) < settings.TRUSTED_PROXIES:
+        return peer  # it came past the proxies
     # The last entry was written by the nearest proxy; anything before our own proxies is the client's own claim.
-    return chain[-settings.TRUSTED_PROXIES] if len(chain) >= settings.TRUSTED_PROXIES else peer
+    return _address(chain[-settings.TRUSTED_PROXIES]) or peer
+
+
+def _address(text: str) -> str | None:
+    """An address as the database keeps it: no port, no brackets, no zone, IPv4 as IPv4. None for anything else."""
+    text = text.strip()
+    bracketed = PORT.fullmatch(text)
+    try:
+        address = ipaddress.ip_address(bracketed[1] or bracketed[2] if bracketed else text.partition("%")[0])
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped or address)

@@ -85,3 +85,14 @@ class TooLarge(DomainError):
 
     status = 413
     code = "too_large"
+
+
+class TooManyRequests(DomainError):
+    """Too often; ``retry_after`` seconds later it may be tried again."""
+
+    status = 429
+    code = "too_many_requests"
+
+    def __init__(self, detail: str, *, retry_after: int) -> None:
+        self.retry_after = max(1, retry_after)
+        super().__init__(detail, extra={"retry_after_s": self.retry_after})

@@ -11,7 +11,7 @@ from django.shortcuts import render
 from django.utils import timezone
 
 from portal import problems
-from portal.errors import DomainError
+from portal.errors import DomainError, TooManyRequests
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,9 +68,16 @@ class DomainErrors:
         """Answer a DomainError; anything else is not ours."""
         if not isinstance(error, DomainError):
             return None
+        answer: HttpResponse
         if problems.wanted_by(request):
-            return JsonResponse(problems.of(error), status=error.status, content_type=problems.CONTENT_TYPE)
-        return render(request, "access/refused.html", {"error": error}, status=error.status)
+            answer = JsonResponse(problems.of(error), status=error.status, content_type=problems.CONTENT_TYPE)
+        elif isinstance(error, TooManyRequests):
+            answer = render(request, "429.html", {"error": error}, status=error.status)
+        else:
+            answer = render(request, "access/refused.html", {"error": error}, status=error.status)
+        for name, value in problems.headers_of(error).items():
+            answer[name] = value
+        return answer
 
 
 def known_zone(name: str) -> ZoneInfo | None:

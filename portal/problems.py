@@ -15,7 +15,7 @@ from rest_framework import exceptions
 from rest_framework.response import Response
 from rest_framework.views import set_rollback
 
-from portal.errors import DomainError, InvalidInput, NotAllowed, NotFound, TooLarge
+from portal.errors import DomainError, InvalidInput, NotAllowed, NotFound, TooLarge, TooManyRequests
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
@@ -57,6 +57,11 @@ def of(error: DomainError) -> dict[str, Any]:
     return document(error.status, error.code, error.detail, errors=error.errors, extra=error.extra)
 
 
+def headers_of(error: DomainError) -> dict[str, str]:
+    """What an answer with this error says besides: when to come back."""
+    return {"Retry-After": str(error.retry_after)} if isinstance(error, TooManyRequests) else {}
+
+
 def response(status: int, code: str, detail: str) -> JsonResponse:
     """A problem as a plain Django response, for middleware and error handlers."""
     return JsonResponse(document(status, code, detail), status=status, content_type=CONTENT_TYPE)
@@ -73,6 +78,7 @@ def exception_handler(error: Exception, context: dict[str, Any]) -> Response | N
     headers: dict[str, str] = {}
     if isinstance(error, DomainError):
         problem = of(error)
+        headers = headers_of(error)
     elif isinstance(error, exceptions.ValidationError):
         problem = document(400, "invalid", "The request is not valid.", errors=flat(error.detail))
         problem["detail"] = _sentence(problem["errors"])
