@@ -111,6 +111,18 @@ def set_hold(*, lease_id: str, ticks: int) -> bool:
 
 
 @transaction.atomic
+def lower_hold(*, lease_id: str, ticks: int) -> None:
+    """Take ``ticks`` that have been booked out of what is set aside for a lease, as far as there is so much."""
+    hold = _locked_hold(lease_id)
+    taken = 0 if hold is None else min(hold.ticks, max(0, ticks))
+    if hold is None or not taken:
+        return
+    _lower_held(hold.account_id, taken)
+    hold.ticks -= taken
+    hold.save(update_fields=["ticks"])
+
+
+@transaction.atomic
 def release_hold(*, lease_id: str) -> None:
     """Give back what is set aside for a lease. Without an open hold this does nothing."""
     hold = _locked_hold(lease_id)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from portal.models import Tenant, User
     from rental.models import LeaseQuerySet
-    from rental.receipts import Receipt
+    from rental.receipts import Line, Receipt
 
 PER_PAGE = 25
 
@@ -143,10 +143,14 @@ def may_lease(user: User, tenant_id: str) -> bool:
 def _meter(lease: Lease, bill: Receipt, now: datetime) -> Meter:
     """Counts only while the node vouches: a quiet node's meter stands still at the last confirmed second."""
     rate, last = lease.total_micros_per_hour, bill.lines[-1] if bill.lines else None
-    if lease.state != State.RUNNING or last is None or not last.provisional or metering.quiet(lease, now):
+    if lease.state != State.RUNNING or last is None or not _counts(last) or metering.quiet(lease, now):
         return Meter(rate, None, bill.ticks, bill.ticks, lease.currency)
     since = math.ceil(last.start.timestamp())  # a second that is not whole yet is not shown as charged
     return Meter(rate, since, bill.ticks - last.ticks, bill.ticks, lease.currency)
+
+
+def _counts(line: Line) -> bool:
+    return line.provisional and not line.gap
 
 
 def _stretches(lease: Lease, bill: Receipt, now: datetime) -> list[dict[str, Any]]:

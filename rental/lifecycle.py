@@ -16,9 +16,9 @@ from django.utils import timezone
 from billing.services import release_hold
 from nodes.models import GpuSlot
 from portal.errors import IllegalTransition
-from rental import live, metering
+from rental import gaps, live, metering
 from rental.models import Allocation, Lease, LeaseEvent
-from rental.states import NEXT, EndReason, State
+from rental.states import NEXT, EndReason, Gap, State
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -58,13 +58,15 @@ def move(
     data: dict[str, Any] | None = None,
     expect: Collection[str] | None = None,
     keep_capacity: bool = False,
+    gpu_well_until: datetime | None = None,
     **changes: Any,
 ) -> Lease:
     """Take one step and return the lease as it is after it.
 
     ``code`` names what happened in the history, ``expect`` the states the caller counts on; ``changes`` are fields of
     SETTABLE, ``evidence`` is merged. ``keep_capacity`` ends a lease whose node has not said that its devices are clean:
-    they stay taken until free_capacity(). Raises IllegalTransition for a step that is not in the table or not expected.
+    they stay taken until free_capacity(). ``gpu_well_until``: what comes after is not charged, for a GPU that failed.
+    Raises IllegalTransition for a step that is not in the table or not expected.
     """
     lease = Lease.objects.select_for_update(of=("self",)).select_related("tenant").get(pk=lease_id)
     before = lease.state
@@ -73,7 +75,9 @@ def move(
     now = timezone.now()
     _change(lease, changes)
     lease.state = to
-    _leave(lease, before, to, now, keep_capacity=keep_capacity)
+    if before == State.RUNNING:
+        _end_charging(lease, to, now, gpu_well_until)
+    _leave(lease, to, now, keep_capacity=keep_capacity)
     _enter(lease, to, now)
     lease.save(update_fields=WRITTEN)
     _record(lease, before, code=code, actor=actor, detail=detail, data=data, at=now)
@@ -121,12 +125,88 @@ def bridge(*, lease_id: str, actor: Actor) -> Lease:
     last = lease.confirmed_at
     if lease.state != State.RUNNING or last is None or now - last <= timedelta(seconds=settings.SILENCE_S):
         return lease
-    metering.close_segment(lease, last)
-    metering.open_segment(lease, now)
+    _bridge(lease, last, now)
     lease.confirmed_at = now
-    lease.save(update_fields=["confirmed_at"])
+    lease.deadline_at = metering.deadline(lease)
+    lease.save(update_fields=["confirmed_at", "deadline_at"])
     silent_s = (now - last) // timedelta(seconds=1)
     _record(lease, lease.state, code="node_heard", actor=actor, at=now, data={"silent_s": silent_s})
+    live.publish(lease)
+    return lease
+
+
+def _bridge(lease: Lease, last: datetime, now: datetime) -> None:
+    gap = gaps.opened(lease)
+    if gap is None:
+        metering.pause_segment(lease, last)
+        gaps.record(lease, Gap.NODE_SILENT, last, now)
+        metering.open_segment(lease, now)
+        return
+    # Silence takes over from another gap, which goes on when the node is heard again: nothing says that it is over.
+    turn = max(last, gap.start)
+    gaps.end(gap, turn)
+    gaps.record(lease, Gap.NODE_SILENT, turn, now)
+    gaps.begin(lease, gap.reason, now, gap.detail)
+
+
+@transaction.atomic
+def interrupt(*, lease_id: str, reason: str, since: datetime, actor: Actor, detail: str = "") -> Lease:
+    """Charging pauses at ``since``, for this reason, until resume(); ``reason`` is the code in the history too.
+
+    ``since`` is not before the lease was charged. Time before it for which nobody vouched is not charged either.
+    Nothing changes for a lease that does not run, is in a gap already, or is past its deadline.
+    """
+    lease = Lease.objects.select_for_update(of=("self",)).select_related("tenant").get(pk=lease_id)
+    now, segment = timezone.now(), metering.opened(lease)
+    over = lease.deadline_at is not None and lease.deadline_at <= now
+    if lease.state != State.RUNNING or segment is None or over:
+        return lease
+    start = max(segment.start, min(since, now))
+    vouched = max(segment.start, metering.charged_until(lease, now))
+    metering.pause_segment(lease, min(start, vouched))
+    gaps.record(lease, Gap.NODE_SILENT, vouched, start)
+    gaps.begin(lease, reason, start, detail)
+    lease.deadline_at = metering.deadline(lease)
+    lease.save(update_fields=["deadline_at"])
+    data = {"since": start.isoformat(), "generation": lease.generation}
+    _record(lease, lease.state, code=reason, actor=actor, detail=detail, data=data, at=now)
+    live.publish(lease)
+    return lease
+
+
+@transaction.atomic
+def resume(*, lease_id: str, reason: str, code: str, actor: Actor, detail: str = "") -> Lease:
+    """The gap of this reason is over, and charging goes on. Nothing changes for a lease that is in none such."""
+    lease = Lease.objects.select_for_update(of=("self",)).select_related("tenant").get(pk=lease_id)
+    gap = gaps.opened(lease)
+    if lease.state != State.RUNNING or gap is None or gap.reason != reason:
+        return lease
+    now = timezone.now()
+    at = max(now, gap.start)
+    gaps.end(gap, at)
+    metering.open_segment(lease, at)
+    lease.confirmed_at = max(at, lease.confirmed_at or at)
+    lease.deadline_at = metering.deadline(lease)
+    lease.save(update_fields=["confirmed_at", "deadline_at"])
+    seconds = (at - gap.start) // timedelta(seconds=1)
+    _record(lease, lease.state, code=code, actor=actor, detail=detail, data={"seconds": seconds}, at=now)
+    live.publish(lease)
+    return lease
+
+
+@transaction.atomic
+def limit(*, lease_id: str, actor: Actor, code: str, max_duration_s: int, spend_cap_micros: int | None) -> Lease:
+    """Other limits for a lease that is not over; its deadline moves with them. Whoever calls has judged them."""
+    lease = Lease.objects.select_for_update(of=("self",)).select_related("tenant", "node").get(pk=lease_id)
+    data = {
+        "max_duration_s": [lease.max_duration_s, max_duration_s],
+        "spend_cap_micros": [lease.spend_cap_micros, spend_cap_micros],
+    }
+    lease.max_duration_s, lease.spend_cap_micros = max_duration_s, spend_cap_micros
+    if lease.state == State.RUNNING:
+        lease.deadline_at = metering.deadline(lease)
+    lease.save(update_fields=["max_duration_s", "spend_cap_micros", "deadline_at"])
+    _record(lease, lease.state, code=code, actor=actor, data=data, at=timezone.now())
     live.publish(lease)
     return lease
 
@@ -151,11 +231,25 @@ def _change(lease: Lease, changes: dict[str, Any]) -> None:
         setattr(lease, name, value)
 
 
-def _leave(lease: Lease, before: str, to: str, now: datetime, *, keep_capacity: bool) -> None:
+def _end_charging(lease: Lease, to: str, now: datetime, gpu_well_until: datetime | None) -> None:
+    """Close what is charged where it was last known to be well; the rest until now is a gap with its reason."""
+    lost = to == State.INTERRUPTED and lease.end_reason == EndReason.NODE_LOST
+    until, reason = metering.vouched_until(lease, now, lost=lost), Gap.NODE_SILENT
+    if gpu_well_until is not None and gpu_well_until < until:
+        until, reason = gpu_well_until, Gap.GPU_LOST
+    gap = gaps.opened(lease)
+    if gap is not None:
+        # A gap that began after the last word of the node explains the silence as well.
+        turn = until if until > gap.start else max(now, gap.start)
+        gaps.end(gap, turn)
+        gaps.record(lease, reason, turn, now)
+        return
+    segment = metering.close_segment(lease, until if lease.deadline_at is None else min(until, lease.deadline_at))
+    gaps.record(lease, reason, max(until, segment.start if segment else until), now)
+
+
+def _leave(lease: Lease, to: str, now: datetime, *, keep_capacity: bool) -> None:
     """What ends with the old state."""
-    if before == State.RUNNING:
-        lost = to == State.INTERRUPTED and lease.end_reason == EndReason.NODE_LOST
-        metering.close_segment(lease, metering.charged_until(lease, now, lost=lost))
     if to == State.ENDED and not keep_capacity:
         _free(lease.pk, now)  # before the account is touched: slots come first in the order of locks
     if to in {State.STOPPING, State.INTERRUPTED, State.ENDED}:
@@ -169,9 +263,9 @@ def _enter(lease: Lease, to: str, now: datetime) -> None:
     elif to == State.RUNNING:
         lease.ready_at = lease.ready_at or now
         lease.confirmed_at = now
-        lease.deadline_at = lease.deadline_at or metering.deadline(lease, lease.ready_at)
         lease.progress = ""
         metering.open_segment(lease, now)
+        lease.deadline_at = metering.deadline(lease)
     elif to == State.STOPPING:
         lease.stop_requested_at = now
     elif to == State.REQUESTED:

@@ -14,9 +14,8 @@ from django.db.models import F, Sum
 
 from billing import money
 from billing.models import LedgerEntry
-from billing.services import account_for, post
+from billing.services import account_for, lower_hold, post
 from rental.models import Lease, UsageSegment, whole_seconds
-from rental.quotes import longest_s
 from rental.states import EndReason
 
 if TYPE_CHECKING:
@@ -30,28 +29,45 @@ def quiet(lease: Lease, now: datetime) -> bool:
     return lease.confirmed_at is not None and now - lease.confirmed_at > timedelta(seconds=settings.QUIET_AFTER_S)
 
 
-def charged_until(lease: Lease, now: datetime, *, lost: bool = False) -> datetime:
-    """Where a segment that is closed at ``now`` ends: never after the deadline, whatever was late to enforce it.
+def vouched_until(lease: Lease, now: datetime, *, lost: bool = False) -> datetime:
+    """Until when it is known to have run. While the node vouches: now; quiet or ``lost``: the last confirmed moment.
 
-    While the node vouches: now. When it is quiet or ``lost``: the last confirmed moment. A clock that was set back
-    takes back nothing that was confirmed, and never gives negative time (case F09).
+    A clock that was set back takes back nothing that was confirmed, and never gives negative time (case F09).
     """
-    until = now
-    if lease.confirmed_at is not None:
-        until = lease.confirmed_at if lost or quiet(lease, now) else max(now, lease.confirmed_at)
+    if lease.confirmed_at is None:
+        return now
+    return lease.confirmed_at if lost or quiet(lease, now) else max(now, lease.confirmed_at)
+
+
+def charged_until(lease: Lease, now: datetime, *, lost: bool = False) -> datetime:
+    """Where a segment that is closed at ``now`` ends: never after the deadline, whatever was late to enforce it."""
+    until = vouched_until(lease, now, lost=lost)
     return until if lease.deadline_at is None else min(until, lease.deadline_at)
 
 
-def deadline(lease: Lease, ready_at: datetime) -> datetime:
-    """When it ends at the latest: the maximum duration, or the moment the spend cap is used up if that is earlier."""
-    seconds = longest_s(lease.max_duration_s, lease.spend_cap_micros, lease.total_micros_per_hour)
-    return ready_at + timedelta(seconds=seconds)
+def deadline(lease: Lease) -> datetime:
+    """When a lease that was ready ends at the latest: its maximum duration, or the moment its spend cap is used up.
+
+    A cap is used up only while it is charged: in a gap the maximum duration alone counts.
+    """
+    if lease.ready_at is None:
+        raise TypeError(f"{lease.pk} was never ready")
+    last = lease.ready_at + timedelta(seconds=lease.max_duration_s)
+    charged = None if lease.spend_cap_micros is None else opened(lease)
+    if lease.spend_cap_micros is None or charged is None:
+        return last
+    left_s = max(0, money.from_micros(lease.spend_cap_micros) - closed_ticks(lease)) // rate(lease)
+    if left_s >= (last - charged.start).total_seconds():
+        return last
+    return charged.start + timedelta(seconds=left_s)
 
 
 def deadline_reason(lease: Lease) -> EndReason:
     """What ends a lease at its deadline: its duration, or its money."""
-    seconds = longest_s(lease.max_duration_s, lease.spend_cap_micros, lease.total_micros_per_hour)
-    return EndReason.FUNDS if seconds < lease.max_duration_s else EndReason.MAX_DURATION
+    if lease.spend_cap_micros is None or lease.ready_at is None or lease.deadline_at is None:
+        return EndReason.MAX_DURATION
+    last = lease.ready_at + timedelta(seconds=lease.max_duration_s)
+    return EndReason.FUNDS if lease.deadline_at < last else EndReason.MAX_DURATION
 
 
 def rate(lease: Lease) -> Ticks:
@@ -65,11 +81,20 @@ def closed_ticks(lease: Lease) -> int:
     return total or 0
 
 
+def opened(lease: Lease) -> UsageSegment | None:
+    """The segment that is being charged; None in a gap."""
+    return lease.segments.filter(end__isnull=True).first()
+
+
+def unposted_ticks(lease: Lease, now: datetime) -> int:
+    """What the open segment costs so far: used, and not in the ledger yet."""
+    segment = opened(lease)
+    return 0 if segment is None else cost(lease, segment, charged_until(lease, now), closed_ticks(lease))[1]
+
+
 def accrued_ticks(lease: Lease, now: datetime) -> int:
     """What the lease has cost so far, the open segment included; provisional while that is open."""
-    opened = lease.segments.filter(end__isnull=True).first()
-    closed = closed_ticks(lease)
-    return closed if opened is None else closed + cost(lease, opened, charged_until(lease, now), closed)[1]
+    return closed_ticks(lease) + unposted_ticks(lease, now)
 
 
 def used(leases: Iterable[Lease], now: datetime) -> dict[str, tuple[int, int]]:
@@ -94,9 +119,19 @@ def open_segment(lease: Lease, start: datetime) -> UsageSegment:
     )
 
 
+def pause_segment(lease: Lease, end: datetime) -> None:
+    """As close_segment, for a lease that goes on: what was posted is no longer set aside, an empty segment was none."""
+    segment = opened(lease)
+    if segment is not None and end <= segment.start:
+        segment.delete()
+    elif segment is not None:
+        closed = close_segment(lease, end)
+        lower_hold(lease_id=lease.pk, ticks=closed.ticks or 0 if closed else 0)
+
+
 def close_segment(lease: Lease, end: datetime) -> UsageSegment | None:
     """Charging ends at ``end``: count whole seconds, post them to the ledger. None when no segment is open."""
-    segment = lease.segments.filter(end__isnull=True).first()
+    segment = opened(lease)
     if segment is None:
         return None
     segment.seconds, segment.ticks = cost(lease, segment, end, closed_ticks(lease))

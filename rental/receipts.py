@@ -14,7 +14,7 @@ from django.utils import timezone
 from billing import money
 from billing.models import LedgerEntry
 from rental import metering
-from rental.models import Lease, UsageSegment, whole_seconds
+from rental.models import Lease, UsageGap, UsageSegment, whole_seconds
 from rental.states import EndReason, Gap, State
 
 if TYPE_CHECKING:
@@ -70,11 +70,10 @@ def micros_text(ticks: int) -> str:
 
 
 def receipt(lease: Lease, now: datetime | None = None) -> Receipt:
-    """The receipt as it stands at ``now``; provisional while a segment is open. Two queries."""
+    """The receipt as it stands at ``now``; provisional while the lease runs. Three queries."""
     now = now or timezone.now()
-    segments = list(lease.segments.all())
-    charged = _charged(lease, segments, now)
-    lines = _with_gaps(lease, charged, now)
+    charged = _charged(lease, list(lease.segments.all()), now)
+    lines = _with_gaps(lease, charged, [_gap(gap, now) for gap in lease.gaps.all()], now)
     posted = LedgerEntry.objects.filter(lease_id=lease.pk, kind=LedgerEntry.Kind.USAGE).aggregate(total=Sum("ticks"))
     return Receipt(
         lease_id=lease.pk,
@@ -83,7 +82,7 @@ def receipt(lease: Lease, now: datetime | None = None) -> Receipt:
         seconds=sum(line.seconds for line in charged),
         ticks=sum(line.ticks for line in charged),
         ledger_ticks=-(posted["total"] or 0),
-        provisional=any(line.provisional for line in charged),
+        provisional=any(line.provisional for line in lines),
     )
 
 
@@ -109,33 +108,38 @@ def _charged(lease: Lease, segments: list[UsageSegment], now: datetime) -> list[
     return lines
 
 
-def _with_gaps(lease: Lease, charged: list[Line], now: datetime) -> tuple[Line, ...]:
+def _gap(gap: UsageGap, now: datetime) -> Line:
+    end = max(gap.start, gap.end or now)
+    seconds = whole_seconds(gap.start, end)
+    return Line(start=gap.start, end=end, seconds=seconds, gap=gap.reason, provisional=gap.end is None)
+
+
+def _with_gaps(lease: Lease, charged: list[Line], recorded: list[Line], now: datetime) -> tuple[Line, ...]:
+    """Charged and recorded stretches in order, with what is free before the first and after the last of them."""
     lines: list[Line] = []
-    at, reason = lease.requested_at, str(Gap.STARTING)
-    for line in charged:
-        _add_gap(lines, at, line.start, reason)
-        lines.append(line)
-        at, reason = line.end, str(Gap.NODE_SILENT)
-    if charged and charged[-1].provisional:
-        return tuple(lines)
-    lost = lease.end_reason == EndReason.NODE_LOST
-    if charged and lease.stop_requested_at is not None and not lost:
-        # Charged up to the stop, or to the last confirmed moment before it.
-        _add_gap(lines, at, lease.stop_requested_at, str(Gap.NODE_SILENT))
-        at = max(at, lease.stop_requested_at)
-    over = lease.ended_at or now
-    _add_gap(lines, at, over, _last_reason(lease, charged=bool(charged), lost=lost))
+    at = lease.requested_at
+    for line in sorted([*charged, *recorded], key=lambda line: (line.start, line.end)):
+        # Between two of them there is no hole; a lease from before gaps were recorded has its silence there.
+        _add_gap(lines, at, line.start, str(Gap.NODE_SILENT if lines else Gap.STARTING))
+        if line.gap and not line.provisional:
+            _add_gap(lines, max(at, line.start), line.end, line.gap)
+        else:
+            lines.append(line)
+        at = max(at, line.end)
+    if lease.state != State.RUNNING:
+        _add_gap(lines, at, lease.ended_at or now, _last_reason(lease))
     return tuple(lines)
 
 
-def _last_reason(lease: Lease, *, charged: bool, lost: bool) -> str:
-    if lost:
+def _last_reason(lease: Lease) -> str:
+    if lease.end_reason == EndReason.NODE_LOST and lease.stop_requested_at is None:
         return str(Gap.NODE_SILENT)
-    if charged or lease.state == State.STOPPING:
-        return str(Gap.STOPPING)
-    return str(Gap.STARTING)
+    return str(Gap.STOPPING if lease.ready_at or lease.state == State.STOPPING else Gap.STARTING)
 
 
 def _add_gap(lines: list[Line], start: datetime, end: datetime, reason: str) -> None:
+    """An uncharged line; it continues the line before where that has the same reason."""
+    if lines and lines[-1].gap == reason and not lines[-1].provisional and lines[-1].end == start:
+        start = lines.pop().start
     if end > start:
         lines.append(Line(start=start, end=end, seconds=whole_seconds(start, end), gap=reason))
