@@ -11,6 +11,7 @@ import resource
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 
 import asyncssh
 
@@ -47,7 +48,7 @@ def main() -> int:
         return 1
     log.info("listening on %s port %d, host key %s", config.host, config.port, host_key)
     if config.processes == 1:
-        asyncio.run(_serve(config, listener, host_key, first=True))
+        asyncio.run(_serve(config, listener, host_key))
         return 0
     return _supervise(config, listener, host_key)
 
@@ -59,14 +60,24 @@ def _bind(config: GatewayConfig) -> socket.socket:
     return listener
 
 
-async def _serve(config: GatewayConfig, listener: socket.socket, host_key: str, *, first: bool) -> None:
+async def _serve(
+    config: GatewayConfig,
+    listener: socket.socket,
+    host_key: str,
+    *,
+    siblings: Sequence[socket.socket] = (),
+    first: socket.socket | None = None,
+) -> None:
+    """Serve until told to stop. `siblings` lead to the other processes, `first` to the one that answers for all."""
     gateway = Gateway(config)
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     acceptor = await gateway.listen(listener)
-    control = await ControlServer(config.control_socket, gateway.book, host_key).start() if first else None
+    control = ControlServer(gateway, host_key, siblings)
+    server = await control.start(config.control_socket) if first is None else None
+    answering = asyncio.create_task(control.serve_first(first)) if first is not None else None
     watcher = asyncio.create_task(gateway.watch())
     waiter = asyncio.create_task(stopping.wait())
     try:
@@ -75,9 +86,11 @@ async def _serve(config: GatewayConfig, listener: socket.socket, host_key: str, 
             watcher.result()  # the watcher never ends by itself: say why it did
     finally:
         acceptor.close()
-        if control is not None:
-            control.close()
-        watcher.cancel()
+        if server is not None:
+            server.close()
+        for task in (watcher, answering):
+            if task is not None:
+                task.cancel()
         await gateway.close_all(SHUTDOWN_S)
 
 
@@ -88,11 +101,14 @@ def _supervise(config: GatewayConfig, listener: socket.socket, host_key: str) ->
     """
     parent = os.getpid()
     children = []
+    pairs = [socket.socketpair() for _ in range(config.processes - 1)]  # the first process to each of the others
     for number in range(config.processes):
         child = os.fork()
         if child == 0:
             _die_with(parent)
-            asyncio.run(_serve(config, listener, host_key, first=number == 0))
+            first = pairs[number - 1][1] if number else None
+            siblings = () if number else [ours for ours, _ in pairs]
+            asyncio.run(_serve(config, listener, host_key, siblings=siblings, first=first))
             os._exit(0)
         children.append(child)
     for number in (signal.SIGTERM, signal.SIGINT):

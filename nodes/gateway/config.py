@@ -17,9 +17,11 @@ class GatewayConfig:
     port: int
     processes: int
     user: str | None  # become this user once the port is bound; None: stay who we are
-    max_sessions: int  # open sessions and forwards of one SSH connection
     max_connections: int  # SSH connections of one lease
+    max_sessions: int  # open sessions of one lease
+    max_forwards: int  # open forwards of one lease
     max_startups: int  # connections that have not logged in yet
+    login_rate: float  # connections per second from one address, after a burst of ten times as many
     login_timeout_s: float
     keepalive_s: float
 
@@ -60,9 +62,13 @@ def parse_arguments(arguments: list[str] | None = None) -> GatewayConfig:
     parser.add_argument("--port", type=int, default=2222, help="port to listen on (default %(default)s)")
     parser.add_argument("--processes", type=_positive, default=1, help="processes sharing the port; one fills one core")
     parser.add_argument("--user", help="when started as root: become this user once the port is bound")
-    parser.add_argument("--max-sessions", type=_positive, default=64, help="sessions and forwards per SSH connection")
     parser.add_argument("--max-connections", type=_positive, default=64, help="SSH connections per lease")
+    parser.add_argument("--max-sessions", type=_positive, default=128, help="open sessions per lease")
+    parser.add_argument("--max-forwards", type=_positive, default=512, help="open forwards per lease")
     parser.add_argument("--max-startups", type=_positive, default=200, help="connections not logged in yet, in all")
+    parser.add_argument(
+        "--login-rate", type=_positive, default=10, help="connections a second from one address; ten times that at once"
+    )
     parser.add_argument("--login-timeout", type=float, default=20.0, help="seconds to log in (default %(default)s)")
     parser.add_argument("--keepalive", type=float, default=30.0, help="seconds between keep-alives; 3 lost ones end it")
     given = parser.parse_args(arguments)
@@ -73,9 +79,11 @@ def parse_arguments(arguments: list[str] | None = None) -> GatewayConfig:
         port=given.port,
         processes=given.processes,
         user=given.user,
-        max_sessions=given.max_sessions,
         max_connections=given.max_connections,
+        max_sessions=given.max_sessions,
+        max_forwards=given.max_forwards,
         max_startups=given.max_startups,
+        login_rate=given.login_rate,
         login_timeout_s=given.login_timeout,
         keepalive_s=given.keepalive,
     )

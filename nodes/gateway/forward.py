@@ -22,14 +22,24 @@ def require_loopback(host: str) -> None:
 
 
 class LeaseForward(asyncssh.SSHTCPSession[bytes]):
-    """What asyncssh calls for one forwarded connection. `ended` is called once, when it no longer counts."""
+    """What asyncssh calls for one forwarded connection.
 
-    def __init__(self, ended: Callable[[LeaseForward], None]) -> None:
+    `ended` is called once, when it no longer counts; `on_input` whenever the client has sent something.
+    """
+
+    def __init__(self, *, ended: Callable[[LeaseForward], None], on_input: Callable[[], None]) -> None:
+        self.bytes_in = 0
         self._ended = ended
+        self._on_input = on_input
         self._channel: asyncssh.SSHTCPChannel[bytes]
         self._pipe: Pipe | None = None
         self._task: asyncio.Task[None] | None = None
         self._client_done = asyncio.Event()
+
+    @property
+    def bytes_out(self) -> int:
+        """What came out of the lease so far."""
+        return self._pipe.delivered if self._pipe is not None else 0
 
     async def reach(
         self, execd: ExecdClient, lease_id: str, host: str, port: int, channel: asyncssh.SSHTCPChannel[bytes]
@@ -56,6 +66,8 @@ class LeaseForward(asyncssh.SSHTCPSession[bytes]):
 
     def data_received(self, data: bytes, datatype: int | None) -> None:
         """From the client."""
+        self.bytes_in += len(data)
+        self._on_input()
         if self._pipe is not None:
             self._pipe.write(data)
 

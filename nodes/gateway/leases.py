@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,10 +15,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LeaseKeys:
-    """Keys of one lease, as public key blobs. A connection made with `probe` may run the probe and nothing else."""
+    """Keys of one lease, as public key blobs. A connection made with `probe` may run the probe and nothing else.
+
+    Certificates signed by one of `authorities` open the lease too, see nodes/gateway/certificates.py.
+    """
 
     keys: Mapping[bytes, str] = field(default_factory=dict)  # blob → SHA256 fingerprint
     probe: bytes | None = None
+    authorities: frozenset[bytes] = frozenset()
 
     def admits(self, blob: bytes) -> bool:
         """Whether a key with this blob may log in at all."""
@@ -61,14 +65,23 @@ class LeaseBook:
         self.refresh()
         return self._leases.get(lease_id, NOBODY)
 
+    def lease_ids(self) -> frozenset[str]:
+        """The leases that somebody may come into now."""
+        return frozenset(self._leases)
+
 
 def _parse(text: str) -> dict[str, LeaseKeys]:
     leases = {}
     for lease_id, entry in json.loads(text)["leases"].items():
-        keys = dict(blob for line in entry["keys"] if (blob := _key(lease_id, line)) is not None)
+        keys = dict(_keys(lease_id, entry["keys"]))
         probe = _key(lease_id, entry["probe_key"]) if entry.get("probe_key") else None
-        leases[lease_id] = LeaseKeys(keys, probe[0] if probe else None)
+        authorities = frozenset(blob for blob, _ in _keys(lease_id, entry.get("ca", ())))
+        leases[lease_id] = LeaseKeys(keys, probe[0] if probe else None, authorities)
     return leases
+
+
+def _keys(lease_id: str, lines: Iterable[str]) -> list[tuple[bytes, str]]:
+    return [key for line in lines if (key := _key(lease_id, line)) is not None]
 
 
 def _key(lease_id: str, line: str) -> tuple[bytes, str] | None:

@@ -21,12 +21,14 @@ class Pipe(asyncio.Protocol):
     """The node's end of a channel: what the socket delivers is written to the channel.
 
     `framed` streams are unpacked, their second stream goes to stderr. `ended` is set when the socket will deliver no
-    more. The channel's session must call `pause` and `resume` when the channel asks it to.
+    more, `delivered` counts what it has so far. The channel's session must call `pause` and `resume` when the channel
+    asks it to.
     """
 
     def __init__(self, channel: Channel, *, framed: bool = False) -> None:
         self.ended = asyncio.Event()
         self.closed = asyncio.Event()
+        self.delivered = 0
         self._channel = channel
         self._parser = FrameParser() if framed else None
         self._transport: asyncio.Transport | None = None
@@ -93,9 +95,11 @@ class Pipe(asyncio.Protocol):
             return
         try:
             if self._parser is None:
+                self.delivered += len(data)
                 self._channel.write(data)
             else:
                 for stream, piece in self._parser.feed(data):
+                    self.delivered += len(piece)
                     self._channel.write(piece, EXTENDED_DATA_STDERR if stream == STDERR else None)
         except FrameError:
             self.close()

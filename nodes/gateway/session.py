@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import asyncssh
 
-from nodes.gateway.audit import AuditLog
+from nodes.gateway.audit import AuditLog, Fact
 from nodes.gateway.execd_client import ExecdClient, ExecdError
 from nodes.gateway.pipe import Pipe
 
@@ -20,9 +21,10 @@ MAX_SIDE = 4096  # execd's limit for a terminal, in characters
 
 
 class LeaseSession(asyncssh.SSHServerSession[bytes]):
-    """What asyncssh calls for one session channel. `ended` is called once, when the session no longer counts.
+    """What asyncssh calls for one session channel.
 
-    A session opened with a lease's probe key (`probe_only`) may run the command "probe" and nothing else.
+    `ended` is called once, when the session no longer counts; `on_input` whenever the client has sent something. A
+    session opened with a lease's probe key (`probe_only`) may run the command "probe" and nothing else.
     """
 
     def __init__(
@@ -33,21 +35,25 @@ class LeaseSession(asyncssh.SSHServerSession[bytes]):
         probe_only: bool,
         execd: ExecdClient,
         audit: AuditLog,
-        facts: dict[str, str],
+        facts: Mapping[str, Fact],
         ended: Callable[[LeaseSession], None],
+        on_input: Callable[[], None],
     ) -> None:
+        self.bytes_in = 0
         self._request: dict[str, Any] = {"lease": lease_id, "peer": peer, "kind": "", "tty": False, "command": None}
         self._probe_only = probe_only
         self._execd = execd
         self._audit = audit
         self._facts = facts
         self._ended = ended
+        self._on_input = on_input
         self._channel: asyncssh.SSHServerChannel[bytes]
         self._pipe: Pipe | None = None
         self._early: list[
             bytes
         ] = []  # what came before there was a pipe; the channel is paused then, so it stays small
         self._eof = False
+        self._started = False
         self._gone = asyncio.Event()
         self._slow = False
         self._size = (80, 24)
@@ -86,6 +92,7 @@ class LeaseSession(asyncssh.SSHServerSession[bytes]):
 
     def session_started(self) -> None:
         """Accepted: start the process."""
+        self._started = True
         self._spawn(self._live())
 
     def terminal_size_changed(self, width: int, height: int, pixwidth: int, pixheight: int) -> None:
@@ -101,6 +108,8 @@ class LeaseSession(asyncssh.SSHServerSession[bytes]):
 
     def data_received(self, data: bytes, datatype: int | None) -> None:
         """Input."""
+        self.bytes_in += len(data)
+        self._on_input()
         if self._pipe is None:
             self._early.append(data)
             self._channel.pause_reading()
@@ -130,6 +139,22 @@ class LeaseSession(asyncssh.SSHServerSession[bytes]):
     def connection_lost(self, exc: Exception | None) -> None:
         """The channel is closed, by either side."""
         self._gone.set()
+        if not self._started:
+            self._ended(self)
+
+    # -- asked by the gateway ------------------------------------------------------------------------------------------
+
+    @property
+    def bytes_out(self) -> int:
+        """What came out of the lease so far."""
+        return self._pipe.delivered if self._pipe is not None else 0
+
+    def show(self, line: bytes) -> bool:
+        """Write a line to the client's terminal; False where there is none: output of programs stays untouched."""
+        if not self._request["tty"] or self._pipe is None or self._channel.is_closing():
+            return False
+        self._channel.write(line)
+        return True
 
     # -- the life of the process ---------------------------------------------------------------------------------------
 
@@ -146,7 +171,9 @@ class LeaseSession(asyncssh.SSHServerSession[bytes]):
     async def _live(self) -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        facts: dict[str, Any] = {**self._facts, "kind": self._request["kind"], "tty": self._request["tty"]}
+        facts: dict[str, Fact] = {
+            **self._facts, "session": uuid.uuid4().hex, "kind": self._request["kind"], "tty": self._request["tty"],
+        }  # fmt: skip
         self._audit.write("session", **facts)
         code: int | None = None
         try:
@@ -158,7 +185,9 @@ class LeaseSession(asyncssh.SSHServerSession[bytes]):
             for task in self._tasks - {asyncio.current_task()}:
                 task.cancel()
             self._exit(FAILED if code is None else code)
-            self._audit.write("session_end", **facts, exit_code=code, seconds=round(loop.time() - began, 3))
+            took = round(loop.time() - began, 3)
+            traffic = {"bytes_in": self.bytes_in, "bytes_out": self.bytes_out}
+            self._audit.write("session_end", **facts, **traffic, exit_code=code, seconds=took)
             self._ended(self)
 
     async def _run(self) -> int | None:

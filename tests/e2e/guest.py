@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import pty
-import select
-import signal
 import socket
 import subprocess
-import termios
-import time
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Self
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from scripts.demolib.processes import accepts, free_port, wait_until
+from tests.rig.terminal import Terminal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,49 +73,8 @@ class Guest:
 
     def terminal(self, *, rows: int, cols: int) -> Terminal:
         """A login shell in a terminal of this size."""
-        return Terminal(self.renter.ssh_command(self.lease, self.key, options=["-tt"]), rows, cols)
-
-
-class Terminal:
-    """The OpenSSH client in a terminal of the test's own. A context manager."""
-
-    def __init__(self, command: list[str], rows: int, cols: int) -> None:
-        self._ours, theirs = pty.openpty()
-        termios.tcsetwinsize(self._ours, (rows, cols))
-        self.client = subprocess.Popen(
-            command, stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm"},
-            start_new_session=True,
-        )  # fmt: skip
-        os.close(theirs)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.client.kill()
-        self.client.wait()
-        os.close(self._ours)
-
-    def type(self, text: str) -> None:
-        """Press keys."""
-        os.write(self._ours, text.encode())
-
-    def resize(self, rows: int, cols: int) -> None:
-        """Change the window, as a terminal emulator does."""
-        termios.tcsetwinsize(self._ours, (rows, cols))
-        self.client.send_signal(signal.SIGWINCH)
-
-    def read_until(self, text: str) -> str:
-        """What is shown up to the first ``text``; AssertionError with what was shown when it does not come."""
-        shown, end = "", time.monotonic() + LIMIT_S
-        while text not in shown:
-            ready = select.select([self._ours], [], [], max(0.0, end - time.monotonic()))[0]
-            piece = b""
-            with suppress(OSError):  # the other side has closed
-                piece = os.read(self._ours, 65536) if ready else b""
-            assert piece, f"no {text!r} in {shown!r}"
-            shown += piece.decode(errors="replace")
-        return shown
+        command = self.renter.ssh_command(self.lease, self.key, options=["-tt"])
+        return Terminal(command, {**os.environ, "TERM": "xterm"}, rows=rows, cols=cols)
 
 
 def fetch(port: int, path: str) -> str:

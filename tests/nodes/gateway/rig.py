@@ -9,15 +9,12 @@ import contextlib
 import io
 import json
 import os
-import pty
-import select
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tarfile
-import termios
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from nodes.agent.execd import Execd, RunningContainer
+from tests.rig import terminal
 from tests.rig.engine import Engine
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -217,9 +215,13 @@ class Node:
         return path.read_text() if path.exists() else ""
 
     def ask_gateway(self, lease_id: str) -> dict[str, Any]:
+        return self.control("keys", lease=lease_id)
+
+    def control(self, operation: str, **facts: Any) -> dict[str, Any]:
+        """What the gateway answers on its control socket; empty while nobody listens there."""
         with socket.socket(socket.AF_UNIX) as connection, contextlib.suppress(OSError):
             connection.connect(str(self.run / "gateway/control.sock"))
-            connection.sendall(json.dumps({"op": "keys", "lease": lease_id}).encode() + b"\n")
+            connection.sendall(json.dumps({"op": operation, **facts}).encode() + b"\n")
             answer: dict[str, Any] = json.loads(connection.makefile().readline())
             return answer
         return {}
@@ -256,10 +258,11 @@ class Node:
     def public(self, name: str) -> str:
         return (self.keys / f"{name}.pub").read_text().strip()
 
-    def admit(self, lease_id: str, *names: str, probe: str | None = None) -> None:
+    def admit(self, lease_id: str, *names: str, probe: str | None = None, authority: str | None = None) -> None:
         self.admitted[lease_id] = {
             "keys": [self.public(name) for name in names],
             "probe_key": self.public(probe) if probe else None,
+            "ca": [self.public(authority)] if authority else [],
         }
         self.write_leases()
 
@@ -338,49 +341,9 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-class Terminal:
-    """The OpenSSH client in a terminal of the test's own."""
+class Terminal(terminal.Terminal):
+    """A shell (or command) of a lease in a terminal."""
 
     def __init__(self, node: Node, lease_id: str, *words: str, rows: int = 24, cols: int = 80) -> None:
-        self._ours, theirs = pty.openpty()
-        termios.tcsetwinsize(self._ours, (rows, cols))
-        self.client = subprocess.Popen(
-            node.command(lease_id, *words, options=("-tt",)),
-            stdin=theirs, stdout=theirs, stderr=theirs, env=client_environment(), start_new_session=True,
-        )  # fmt: skip
-        os.close(theirs)
-
-    def __enter__(self) -> Terminal:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.client.kill()
-        self.client.wait()
-        os.close(self._ours)
-
-    def type(self, text: str) -> None:
-        """Press keys."""
-        os.write(self._ours, text.encode())
-
-    def resize(self, rows: int, cols: int) -> None:
-        """Change the window; the client learns of it by a signal, as from a terminal emulator."""
-        termios.tcsetwinsize(self._ours, (rows, cols))
-        self.client.send_signal(signal.SIGWINCH)
-
-    def ask(self, text: str) -> str:
-        """Type, and read what comes within a moment."""
-        self.type(text)
-        return self._read(0.5)
-
-    def read_all(self) -> str:
-        """Everything until the client has gone."""
-        return self._read(5.0)
-
-    def _read(self, seconds: float) -> str:
-        shown = b""
-        while select.select([self._ours], [], [], seconds)[0]:
-            try:
-                shown += os.read(self._ours, 65536)
-            except OSError:  # the other side has closed
-                break
-        return shown.decode()
+        command = node.command(lease_id, *words, options=("-tt",))
+        super().__init__(command, client_environment(), rows=rows, cols=cols)

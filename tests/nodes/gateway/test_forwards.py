@@ -55,8 +55,8 @@ def test_a_local_forward_reaches_a_server_on_the_leases_loopback(
     with forwarding(node, lease, "-L", f"{{port}}:{host}:{server}") as port:
         assert fetch(f"http://127.0.0.1:{port}/page.txt").stdout == SERVED * 1000
 
-    assert node.audit("forward")[-1] | {"time": ""} == {
-        "time": "",
+    written = node.audit("forward")[-1]
+    assert {name: written[name] for name in written if name not in {"time", "boot", "clock", "id"}} == {
         "event": "forward",
         "lease": lease.id,
         "peer": "127.0.0.1",
