@@ -77,6 +77,9 @@ class Engine(Protocol):
     def local_images(self) -> tuple[str, ...]:
         """Ids of all images the engine has, newest first."""
 
+    def import_image(self, name: str, tag: str, archive: bytes) -> None:
+        """Make an image whose whole file system is a tar."""
+
     def pull(self, image: str, on_progress: Callable[[str], None], cancelled: threading.Event) -> None:
         """Fetch an image, telling "3 of 7 layers"; raises ImageError with a sentence for the renter."""
 
@@ -155,6 +158,11 @@ class DockerEngine:
         with _errors():
             images = self._client(QUICK_S).images()
         return tuple(image["Id"] for image in images)
+
+    def import_image(self, name: str, tag: str, archive: bytes) -> None:
+        """See Engine."""
+        with _errors():
+            self._client(SLOW_S).import_image_from_data(archive, repository=name, tag=tag)
 
     def pull(self, image: str, on_progress: Callable[[str], None], cancelled: threading.Event) -> None:
         """See Engine."""
