@@ -53,8 +53,8 @@ class CardMeter:
     def __init__(self, gpus: Gpus, uuid: str) -> None:
         self._gpus = gpus
         self._uuid = uuid
-        self._by_process = _Buffer(lambda since: gpus.process_load(uuid, since))
-        self._by_card = _Buffer(lambda since: gpus.card_load(uuid, since))
+        self._by_process = _Buffer(lambda since: gpus.process_load(uuid, since), means=True)
+        self._by_card = _Buffer(lambda since: gpus.card_load(uuid, since), means=False)
         self._keeps_samples = True
         self._polled: int | None = 0
         self.read()  # what is in the buffers already is somebody else's
@@ -115,21 +115,25 @@ class SliceMeter:
 
 
 class _Buffer:
-    """A ring of samples in the driver, read from where the last read ended."""
+    """A ring of samples in the driver, read from where the last read ended.
 
-    def __init__(self, read: Callable[[int], Sequence[LoadSample] | None]) -> None:
+    The driver stamps by the wall clock. After that was set back, what stands in the ring with a later stamp has been
+    read before, and waiting for a stamp after it would make the card look idle for as long.
+    """
+
+    def __init__(self, read: Callable[[int], Sequence[LoadSample] | None], *, means: bool) -> None:
+        """`means`: a sample is the mean of all there was in the ring, and bears the newest stamp."""
         self._read = read
+        self._means = means
         self._since_us = 0
 
     def fresh(self) -> tuple[int, ...] | None:
-        """Percents of the samples that are new; None where the driver has no such ring."""
-        # The driver stamps by the wall clock. After that was set back, what stands in the ring with a later stamp has
-        # been read before, and waiting for a stamp after it would make the card look idle for as long.
+        """Percents of the samples that are new; None where the driver has no such ring, or it cannot be told now."""
         latest = time.time_ns() // 1000 + AHEAD_US
         if self._since_us > latest:
             self._since_us = 0
         samples = self._read(self._since_us)
-        if samples is None:
+        if samples is None or (self._means and any(sample.at_us > latest for sample in samples)):
             return None
         new = [sample for sample in samples if self._since_us < sample.at_us <= latest]
         self._since_us = max((sample.at_us for sample in new), default=self._since_us)
