@@ -59,6 +59,14 @@ def number(name: str, default: int, *, least: int = 0) -> int:
     return result
 
 
+def choice(name: str, default: str, choices: tuple[str, ...]) -> str:
+    """One of a few words."""
+    value = text(name, default).strip().lower()
+    if value not in choices:
+        raise ImproperlyConfigured(f"{name} must be one of {', '.join(choices)}, not {value!r}.")
+    return value
+
+
 def words(name: str, default: list[str]) -> list[str]:
     """A comma-separated list, blanks dropped."""
     value = raw(name)

@@ -124,6 +124,7 @@ CELERY_TASK_SERIALIZER = "json"
 CELERY_ACCEPT_CONTENT = ["json"]
 CELERY_TASK_TIME_LIMIT = 300
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False
+IDLE_SWEEP_S = env.number("IDLE_SWEEP_S", 15, least=1)
 CELERY_BEAT_SCHEDULE_FILENAME = str(VAR / "beat-schedule")
 CELERY_BEAT_SCHEDULE = {
     "presence": {"task": "portal.tasks.note_presence", "schedule": 10, "options": {"expires": 10}},
@@ -131,6 +132,7 @@ CELERY_BEAT_SCHEDULE = {
     "waiting": {"task": "rental.tasks.sweep_unanswered", "schedule": 10, "options": {"expires": 10}},
     "silence": {"task": "rental.tasks.sweep_silence", "schedule": 15, "options": {"expires": 15}},
     "holds": {"task": "rental.tasks.sweep_holds", "schedule": 60, "options": {"expires": 60}},
+    "idle": {"task": "rental.tasks.sweep_idle", "schedule": IDLE_SWEEP_S, "options": {"expires": IDLE_SWEEP_S}},
     "notices": {"task": "rental.tasks.sweep_notices", "schedule": 30, "options": {"expires": 30}},
     "broker-users": {"task": "nodes.tasks.assert_broker_users", "schedule": 60, "options": {"expires": 60}},
 }
@@ -285,6 +287,16 @@ BOOT_GRACE_S = env.number("BOOT_GRACE_S", 90, least=1)
 START_TIMEOUT_S = env.number(
     "START_TIMEOUT_S", 900, least=30
 )  # an order that is not ready by then fails, free of charge
+# Idle: no signal at or above its limit for the whole window (docs/idleness.md).
+IDLE_MODE = env.choice("IDLE_MODE", "enforce", ("enforce", "shadow", "off"))  # shadow: recorded, not done
+IDLE_OFF_ALLOWED = env.flag("IDLE_OFF_ALLOWED")  # may a lease be ordered without an idle limit?
+IDLE_TIMEOUT_MAX_S = env.number("IDLE_TIMEOUT_MAX_S", MAX_DURATION_S, least=1)  # a longer wish becomes this
+IDLE_TIMEOUT_MIN_S = env.number("IDLE_TIMEOUT_MIN_S", 60, least=1)
+IDLE_GPU_PERCENT = env.number("IDLE_GPU_PERCENT", 5, least=1)
+IDLE_CPU_PERCENT = env.number("IDLE_CPU_PERCENT", 5, least=1)  # of the lease's own cores
+IDLE_NETWORK_BYTES_PER_S = env.number("IDLE_NETWORK_BYTES_PER_S", 50_000, least=1)
+IDLE_EXEMPT_S = env.number("IDLE_EXEMPT_S", 900)  # after ready, but not longer than the window
+IDLE_WARN_BEFORE_S = env.number("IDLE_WARN_BEFORE_S", 60, least=1)
 STOP_GRACE_S = 30
 ENROLMENT_HOURS = 24
 SSH_PORT = env.number("SSH_PORT", 2222, least=1)

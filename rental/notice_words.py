@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from rental import idle_words
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -21,4 +23,7 @@ class Words:
 
 
 # Kinds are also codes of the lease's history and have a title in rental/words.py.
-WORDS: Final[Mapping[str, Words]] = {}
+WORDS: Final[Mapping[str, Words]] = {
+    "idle_warning": Words(idle_words.warning_line, idle_words.warning_mail),
+    "idle_released": Words(idle_words.released_line, idle_words.released_mail),
+}

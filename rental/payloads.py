@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from rest_framework import serializers
 
-from nodes.payloads import GPU_UUID, Payload, Text, Truth, Whole, read
+from nodes.payloads import GPU_UUID, MAX_BYTES, Payload, Text, Truth, Whole, read
+from rental import idle
 
 __all__ = ["EVENTS", "HeartbeatLeasesIn", "ReportIn", "read"]
 
@@ -76,6 +77,29 @@ class ReportIn(Payload):
     evidence = EvidenceIn(required=False, allow_null=True, default=dict)
 
 
+class ActivityIn(serializers.Field[Any, Any, Any, Any]):
+    """What a lease did since the last heartbeat: ``{"covers_s": …}`` and a value per signal that was named.
+
+    A value that is none becomes null, a signal that could not be read: that counts as use, while refusing the heartbeat
+    would cost every lease of the node its confirmation.
+    """
+
+    def to_internal_value(self, data: Any) -> dict[str, Any]:
+        """The named fields, each a finite number of a possible size, a truth, or None."""
+        said = data if isinstance(data, dict) else dict.fromkeys(idle.FIELDS[signal] for signal in idle.WHOLE_GPU)
+        names = {idle.FIELDS[signal]: signal for signal in idle.Signal}
+        known = {name: _value(said[name], event=names[name] in idle.EVENTS) for name in names if name in said}
+        return {"covers_s": _value(said.get("covers_s"), event=False), **known}
+
+
+def _value(value: Any, *, event: bool) -> float | bool | None:
+    if event:
+        return value if isinstance(value, bool) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if 0 <= value <= MAX_BYTES else None  # false for NaN, too
+
+
 class HeldLeaseIn(Payload):
     """One lease of a heartbeat. Newer agents may know more phases; only ``running`` has a meaning here."""
 
@@ -83,6 +107,7 @@ class HeldLeaseIn(Payload):
     generation = Whole(min_value=0, max_value=2**31 - 1)
     phase = Text(32)
     container_id = Text(64)
+    activity = ActivityIn(required=False, allow_null=True, default=None)
 
 
 class HeartbeatLeasesIn(Payload):

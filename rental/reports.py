@@ -16,7 +16,7 @@ from django.utils import timezone
 from nodes import services as nodes
 from portal.actor import Actor
 from portal.errors import DomainError, NotFound
-from rental import access, lifecycle, metering, payloads
+from rental import access, activity, lifecycle, metering, payloads
 from rental.models import Allocation, Lease, device_uuids
 from rental.states import BEFORE_READY, LIVE, EndReason, State
 
@@ -56,7 +56,7 @@ def handle(*, node: Node, lease_id: str, payload: Any) -> dict[str, str]:
 
 
 def confirm(*, node: Node, leases: Iterable[dict[str, Any]], now: datetime, settled: bool = True) -> list[str]:
-    """Note which leases the node vouches for at ``now``; the ids it holds but should not.
+    """Note which leases the node vouches for at ``now`` and what they did; the ids it holds but should not.
 
     ``settled`` says that this agent has looked at its engine before: only then does a lease it does not list prove that
     nothing is left of it, and frees the devices of one that ended while the node was away.
@@ -65,11 +65,12 @@ def confirm(*, node: Node, leases: Iterable[dict[str, Any]], now: datetime, sett
     mine = {
         lease.pk: lease
         for lease in Lease.objects.filter(pk__in=held, node=node).only(
-            "state", "generation", "container_id", "confirmed_at"
+            "state", "generation", "container_id", "confirmed_at", "ready_at"
         )
     }
     vouched = [lease for lease in mine.values() if _vouches(held[lease.pk], lease)]
     _confirm(vouched, now, actor=Actor.system(f"node {node.name}"))
+    activity.record({lease: said for lease in vouched if (said := held[lease.pk].get("activity"))}, now)
     if settled:
         _free_what_is_gone(node, held)
     return sorted(lease_id for lease_id in held if lease_id not in mine or mine[lease_id].state not in LIVE)

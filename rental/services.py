@@ -18,7 +18,7 @@ from portal.actor import Actor
 from portal.errors import IllegalTransition, InvalidInput, NotAllowed
 from portal.models import ROLES_THAT_LEASE, Membership, Tenant, User
 from portal.services import audit, require_role
-from rental import access, capacity, lifecycle, metering, quotes
+from rental import access, capacity, lifecycle, metering, notices, quotes
 from rental.models import Lease
 from rental.states import BEFORE_READY, LIVE, EndReason, State
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rental.requests import LeaseRequest
 
 MAX_NAME: Final = 80
+IDLE_WARNING: Final = "idle:"  # the keys of these warnings go on with the start of the idle stretch
 
 
 def build_quote(*, tenant: Tenant, user: User, request: LeaseRequest) -> Quote:
@@ -69,10 +70,13 @@ def note_refused_settings(*, tenant: Tenant, actor: Actor, names: Sequence[str])
 
 
 @transaction.atomic
-def stop_lease(*, lease: Lease, actor: Actor, reason: str | None = None, detail: str = "") -> Lease:
+def stop_lease(
+    *, lease: Lease, actor: Actor, reason: str | None = None, detail: str = "", data: dict[str, Any] | None = None
+) -> Lease:
     """End a lease: before it is ready it is cancelled, free of charge, later released. One that stops already stays so.
 
-    ``reason`` is given by operators and sweeps; without it the actor's role must allow leasing.
+    ``reason`` is given by operators and sweeps; without it the actor's role must allow leasing. ``data`` are facts for
+    the line of history.
     """
     if reason is None and actor.user is not None:
         require_role(user=actor.user, tenant=lease.tenant, roles=ROLES_THAT_LEASE)
@@ -83,7 +87,14 @@ def stop_lease(*, lease: Lease, actor: Actor, reason: str | None = None, detail:
     # Without a node there is nothing to stop.
     to = State.ENDED if current.state in {State.REQUESTED, State.INTERRUPTED} else State.STOPPING
     stopped = lifecycle.move(
-        lease_id=current.pk, to=to, code=why, actor=actor, detail=detail, end_reason=why, end_detail=detail[:500]
+        lease_id=current.pk,
+        to=to,
+        code=why,
+        actor=actor,
+        detail=detail,
+        data=data,
+        end_reason=why,
+        end_detail=detail[:500],
     )
     if actor.user is not None:
         audit(actor=actor, action="lease.stopped", obj=stopped, tenant=stopped.tenant, data={"reason": why})
@@ -94,13 +105,15 @@ def stop_lease(*, lease: Lease, actor: Actor, reason: str | None = None, detail:
 
 @transaction.atomic
 def keep_lease(*, lease: Lease, actor: Actor) -> Lease:
-    """The renter is there: the idle clock starts again. 409 ``illegal_state`` unless it runs."""
+    """The renter is there: the idle clock starts again, its warning is gone. 409 ``illegal_state`` unless it runs."""
     if actor.user is not None:
         require_role(user=actor.user, tenant=lease.tenant, roles=ROLES_THAT_LEASE)
     current = Lease.objects.select_for_update().get(pk=lease.pk)
     if current.state != State.RUNNING:
         raise IllegalTransition("Only a running lease can be kept.", extra={"state": current.state})
-    return lifecycle.note(lease_id=lease.pk, code="kept", actor=actor, kept_at=timezone.now())
+    kept = lifecycle.note(lease_id=lease.pk, code="kept", actor=actor, kept_at=timezone.now())
+    notices.take_back(lease=kept, prefix=IDLE_WARNING)
+    return kept
 
 
 def end_at_deadline(*, lease_id: str, actor: Actor) -> Lease:

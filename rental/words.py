@@ -46,6 +46,9 @@ TITLES: dict[str, str | Promise] = {
     "cleaning_failed": gettext_lazy("Ended, its GPUs are examined"),
     "ended": gettext_lazy("Ended"),
     "kept": gettext_lazy("Kept by the renter"),
+    "idle_warning": gettext_lazy("Idle: warned of its release"),
+    "idle_released": gettext_lazy("Told why it was released"),
+    "idle_shadow": gettext_lazy("Idle: noted, not released"),
     "node_heard": gettext_lazy("Contact with the node is back"),
 }
 GAPS: dict[str, str | Promise] = {
