@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from django.conf import settings
 from django.utils import timezone
 from rest_framework.response import Response
 
@@ -24,9 +26,16 @@ class Heartbeat(NodeView):
         said = payloads.read(payloads.HeartbeatLeasesIn, request.data)
         # The first beat of an agent may come before it has looked at its engine; what it does not list proves nothing.
         settled = bool(said["agent_run"]) and node.agent_run == said["agent_run"]
-        now = timezone.now()
+        now, before = timezone.now(), node.last_seen_at
         nodes.record_heartbeat(node=node, payload=request.data)
-        unknown = reports.confirm(node=node, leases=said["leases"], now=now, settled=settled)
+        unknown = reports.confirm(
+            node=node,
+            leases=said["leases"],
+            now=now,
+            settled=settled and before is not None,
+            # Beats of an agent come one after the other; a beat's time is left for one that was long on its way.
+            listed_after=before and before - timedelta(seconds=settings.HEARTBEAT_S),
+        )
         return Response({"server_time": now, "unknown": unknown})
 
 

@@ -17,10 +17,12 @@ __all__ = ["EVENTS", "HeartbeatLeasesIn", "ReportIn", "read"]
 
 EVENTS: Final = (
     "pulling", "starting", "started", "ready", "failed", "exited", "deadline", "stopped", "cleaned", "cleaning_failed",
+    "ssh_down", "ssh_up",
 )  # fmt: skip
 FAILURES: Final = ("failed_image", "failed_gpu", "failed_launch")
 MAX_LEASES: Final = 1024
 MAX_TEXT: Final = 500
+MAX_SECONDS: Final = 10_000_000
 
 
 class Said(Text):
@@ -46,12 +48,24 @@ class StepIn(Payload):
     detail = Said()
 
 
+class Seconds(serializers.FloatField):
+    """A JSON number of seconds, not negative."""
+
+    def to_internal_value(self, data: Any) -> float:
+        """Refuse text and truths; NaN and infinity are no numbers of JSON."""
+        if isinstance(data, bool) or not isinstance(data, int | float) or not 0 <= data <= MAX_SECONDS:
+            raise serializers.ValidationError(f"a number from 0 to {MAX_SECONDS} is accepted")
+        return float(data)
+
+
 class EvidenceIn(Payload):
     """What a report proves; which fields are there depends on the event."""
 
     devices_seen = serializers.ListField(child=Text(64, required=True), max_length=64, required=False)
     devices_source = Text(32, required=False)
     keys_seen = serializers.ListField(child=Text(128, required=True), max_length=10_000, required=False)
+    since_s = Seconds(required=False)
+    why = Said()
     ssh_ms = Whole(required=False, allow_null=True, min_value=0, max_value=10_000_000)
     exit_code = Whole(required=False, allow_null=True, min_value=-1_000_000, max_value=1_000_000)
     oom_killed = Truth(required=False, allow_null=True)

@@ -7,18 +7,19 @@ about time or money is used; what it says about devices and keys is compared wit
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
 
+from nodes import broker
 from nodes import services as nodes
 from portal.actor import Actor
 from portal.errors import DomainError, NotFound
 from rental import access, activity, lifecycle, metering, payloads
 from rental.models import Allocation, Lease, device_uuids
-from rental.states import BEFORE_READY, LIVE, EndReason, State
+from rental.states import BEFORE_READY, LIVE, EndReason, Gap, State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -39,6 +40,11 @@ class StaleGeneration(DomainError):
     code = "stale_generation"
 
 
+# A gap may begin before its report, but not much: what was confirmed a minute ago worked.
+MOST_BEFORE_REPORT: Final = timedelta(seconds=120)
+MOST_BEFORE_CONFIRMED: Final = timedelta(seconds=60)
+
+
 def handle(*, node: Node, lease_id: str, payload: Any) -> dict[str, str]:
     """Take in one report; ``{"state", "want"}`` tells the agent where the lease stands now.
 
@@ -55,11 +61,19 @@ def handle(*, node: Node, lease_id: str, payload: Any) -> dict[str, str]:
     return {"state": after.state, "want": WANT.get(State(after.state), "none")}
 
 
-def confirm(*, node: Node, leases: Iterable[dict[str, Any]], now: datetime, settled: bool = True) -> list[str]:
+def confirm(
+    *,
+    node: Node,
+    leases: Iterable[dict[str, Any]],
+    now: datetime,
+    settled: bool = True,
+    listed_after: datetime | None = None,
+) -> list[str]:
     """Note which leases the node vouches for at ``now`` and what they did; the ids it holds but should not.
 
     ``settled`` says that this agent has looked at its engine before: only then does a lease it does not list prove that
-    nothing is left of it, and frees the devices of one that ended while the node was away.
+    nothing is left of it, and frees the devices of one that ended while the node was away. The list was made after
+    ``listed_after`` (None: this moment): what ended later may have been begun on the node since it was made.
     """
     held = {lease["id"]: lease for lease in leases}
     mine = {
@@ -72,7 +86,7 @@ def confirm(*, node: Node, leases: Iterable[dict[str, Any]], now: datetime, sett
     _confirm(vouched, now, actor=Actor.system(f"node {node.name}"))
     activity.record({lease: said for lease in vouched if (said := held[lease.pk].get("activity"))}, now)
     if settled:
-        _free_what_is_gone(node, held)
+        _free_what_is_gone(node, held, listed_after or now)
     return sorted(lease_id for lease_id in held if lease_id not in mine or mine[lease_id].state not in LIVE)
 
 
@@ -96,8 +110,11 @@ def _confirm(vouched: list[Lease], now: datetime, actor: Actor) -> None:
     )
 
 
-def _free_what_is_gone(node: Node, held: Iterable[str]) -> None:
-    over = Allocation.objects.filter(lease__node=node, lease__state=State.ENDED, released_at__isnull=True)
+def _free_what_is_gone(node: Node, held: Iterable[str], listed_after: datetime) -> None:
+    """An order is handed out until its lease ends, and not later: a list made after the end has whatever came of it."""
+    over = Allocation.objects.filter(
+        lease__node=node, lease__state=State.ENDED, lease__ended_at__lte=listed_after, released_at__isnull=True
+    )
     for lease_id in sorted(set(over.exclude(lease_id__in=held).values_list("lease_id", flat=True))):
         lifecycle.free_capacity(lease_id=lease_id)
 
@@ -280,6 +297,34 @@ def _cleaning_failed(report: _Report) -> Lease:
     return _cleaned(report)
 
 
+def _ssh_down(report: _Report) -> Lease:
+    """Nobody gets in: not charged from the first look that failed. Only how long ago that was is taken from the node."""
+    lease, now = report.lease, timezone.now()
+    if lease.state != State.RUNNING:
+        return lease
+    since = now - min(timedelta(seconds=report.evidence.get("since_s") or 0), MOST_BEFORE_REPORT)
+    if lease.confirmed_at is not None:
+        since = max(since, lease.confirmed_at - MOST_BEFORE_CONFIRMED)
+    detail = report.detail or report.evidence.get("why") or ""
+    paused = lifecycle.interrupt(lease_id=lease.pk, reason=Gap.SSH_DOWN, since=since, actor=report.actor, detail=detail)
+    return _tell_deadline(lease, paused)
+
+
+def _ssh_up(report: _Report) -> Lease:
+    lease = report.lease
+    resumed = lifecycle.resume(
+        lease_id=lease.pk, reason=Gap.SSH_DOWN, code="ssh_up", actor=report.actor, detail=report.detail
+    )
+    return _tell_deadline(lease, resumed)
+
+
+def _tell_deadline(before: Lease, after: Lease) -> Lease:
+    """A spend cap is not used up in a gap, so the end may have moved: the node must not stop it at the old one."""
+    if after.deadline_at != before.deadline_at and after.node_id:
+        broker.wake(node_id=after.node_id, lease_id=after.pk)
+    return after
+
+
 HANDLERS: dict[str, Callable[[_Report], Lease]] = {
     "pulling": _pulling,
     "starting": _starting,
@@ -291,4 +336,6 @@ HANDLERS: dict[str, Callable[[_Report], Lease]] = {
     "stopped": _stopped,
     "cleaned": _cleaned,
     "cleaning_failed": _cleaning_failed,
+    "ssh_down": _ssh_down,
+    "ssh_up": _ssh_up,
 }

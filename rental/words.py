@@ -50,10 +50,16 @@ TITLES: dict[str, str | Promise] = {
     "idle_released": gettext_lazy("Told why it was released"),
     "idle_shadow": gettext_lazy("Idle: noted, not released"),
     "node_heard": gettext_lazy("Contact with the node is back"),
+    "ssh_down": gettext_lazy("SSH does not answer"),
+    "ssh_up": gettext_lazy("SSH works again"),
 }
 GAPS: dict[str, str | Promise] = {
     Gap.STARTING: gettext_lazy("Order, image and start: free until it is ready"),
+    Gap.SSH_DOWN: gettext_lazy("SSH did not answer: not charged"),
+    Gap.PAUSED_VRAM: gettext_lazy("Paused: not charged"),
+    Gap.GPU_LOST: gettext_lazy("A GPU failed: not charged"),
     Gap.NODE_SILENT: gettext_lazy("No contact with the node: not charged"),
+    Gap.OPERATOR_MOVE: gettext_lazy("Moved by the operator: not charged"),
     Gap.STOPPING: gettext_lazy("Stopping and cleaning: our time"),
 }
 # One GPU, several GPUs.
@@ -143,6 +149,10 @@ def _why(lease: Lease, event: LeaseEvent) -> str:
         return _("A login over SSH worked and the container saw exactly the GPUs of this lease. Charged from here.")
     if event.code == "node_heard":
         return _("The time without contact is not charged.")
+    if event.code == "ssh_down":
+        return _("Not charged until it works again.")
+    if event.code == "ssh_up":
+        return _("Charged again from here.")
     return event.detail
 
 
