@@ -4,6 +4,7 @@ The name is the idempotency key, and removing what is unknown is a success. Ever
 limit, so an engine that hangs costs an actor a wait and never its life.
 """
 
+import ipaddress
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -17,11 +18,14 @@ import docker
 import requests
 from docker.errors import APIError, DockerException
 
-from nodes.agent.failures import EngineError, EngineUnreachableError, ImageError, image_sentence
+from nodes.agent.engine_stream import Cut, QuietError, lines
+from nodes.agent.failures import EngineError, EngineUnreachableError, ImageError, image_error
+from nodes.agent.pull_progress import PullProgress
+from nodes.agent.registry import ask_retry_after, manifest_of, retry_after_in, split_reference
 
-QUICK_S = 30  # reading and signalling
+QUICK_S = 10  # reading and signalling: what does not answer within it is asked again
 SLOW_S = 180  # creating, starting and removing: GPU hooks may have to wake the driver
-QUIET_PULL_S = 300  # a pull that says nothing for so long is given up
+QUIET_PULL_S = 180.0  # a pull that says nothing for so long is given up
 QUIET_EVENTS_S = 60  # then the event stream is opened anew, in case the engine went away without a word
 
 
@@ -80,8 +84,11 @@ class Engine(Protocol):
     def import_image(self, name: str, tag: str, archive: bytes) -> None:
         """Make an image whose whole file system is a tar."""
 
-    def pull(self, image: str, on_progress: Callable[[str], None], cancelled: threading.Event) -> None:
-        """Fetch an image, telling "3 of 7 layers"; raises ImageError with a sentence for the renter."""
+    def pull(self, image: str, on_progress: Callable[[str], None], cancelled: Cut) -> None:
+        """Fetch an image, telling "pulling 1.2 of 3.4 GB"; raises ImageError with a sentence for the renter.
+
+        However long it takes, as long as something comes. Returns at once when `cancelled`.
+        """
 
     def network_create(self, name: str, bridge: str, labels: Mapping[str, str]) -> None:
         """A bridge network of its own whose members cannot reach each other."""
@@ -129,8 +136,10 @@ class Engine(Protocol):
 class DockerEngine:
     """`Engine` on a Docker daemon's Unix socket."""
 
-    def __init__(self, socket: Path) -> None:
+    def __init__(self, socket: Path, *, quiet_pull_s: float = QUIET_PULL_S) -> None:
+        self._socket = socket
         self._url = f"unix://{socket}"
+        self._quiet_pull_s = quiet_pull_s
         self._lock = threading.Lock()
         self._clients: dict[int, Any] = {}
 
@@ -164,24 +173,26 @@ class DockerEngine:
         with _errors():
             self._client(SLOW_S).import_image_from_data(archive, repository=name, tag=tag)
 
-    def pull(self, image: str, on_progress: Callable[[str], None], cancelled: threading.Event) -> None:
+    def pull(self, image: str, on_progress: Callable[[str], None], cancelled: Cut) -> None:
         """See Engine."""
         # Not client.pull(): that one has no time limit between two lines.
-        name, tag = _split_reference(image)
+        name, tag = split_reference(image)
+        progress = PullProgress()
         try:
-            with self._stream("POST", "/images/create", {"fromImage": name, "tag": tag}, QUIET_PULL_S) as lines:
-                layers: dict[str, bool] = {}
-                for line in lines:
-                    if cancelled.is_set():
-                        return
-                    _raise_pull_error(image, line)
-                    if "progressDetail" in line and "id" in line:
-                        layers[line["id"]] = line.get("status") in {"Pull complete", "Already exists"}
-                        on_progress(f"{sum(layers.values())} of {len(layers)} layers")
+            with self._stream(
+                "POST", "/images/create", {"fromImage": name, "tag": tag}, self._quiet_pull_s, cancelled
+            ) as answer:
+                for line in answer:
+                    if problem := line.get("error"):
+                        raise self._pull_error(image, str(problem))
+                    on_progress(progress.take(line))
+        except QuietError as error:
+            self.facts()  # raises where it is the engine that hangs, and not the registry
+            raise ImageError(f"The registry of {image} has stopped answering.", again="later") from error
         except (EngineUnreachableError, ImageError):
             raise
         except EngineError as error:
-            raise ImageError(image_sentence(image, str(error)), status=error.status) from error
+            raise self._pull_error(image, str(error)) from error
 
     def network_create(self, name: str, bridge: str, labels: Mapping[str, str]) -> None:
         """See Engine."""
@@ -271,21 +282,22 @@ class DockerEngine:
     def exits(self, stop: threading.Event) -> Iterator[Mapping[str, str]]:
         """See Engine."""
         filters = json.dumps({"type": ["container"], "event": ["die"], "label": ["lessor.lease"]})
-        with self._stream("GET", "/events", {"filters": filters}, QUIET_EVENTS_S) as lines:
-            for line in lines:
+        with self._stream("GET", "/events", {"filters": filters}, QUIET_EVENTS_S) as answer:
+            for line in answer:
                 if stop.is_set():
                     return
                 yield (line.get("Actor") or {}).get("Attributes") or {}
 
     def _client(self, timeout_s: int) -> Any:  # docker.APIClient, whose published types are incomplete
-        # Made on first use: the version is asked of the engine, which may not be up yet when the agent starts.
+        # Made on first use: the version is asked of the engine, which may not be up yet when the agent starts. Not
+        # under the lock: an engine that hangs would let its callers in one after the other only.
         with self._lock:
-            if timeout_s not in self._clients:
-                with _errors():
-                    self._clients[timeout_s] = docker.APIClient(
-                        self._url, version="auto", timeout=timeout_s, max_pool_size=32
-                    )
-            return self._clients[timeout_s]
+            if client := self._clients.get(timeout_s):
+                return client
+        with _errors():
+            client = docker.APIClient(self._url, version="auto", timeout=timeout_s, max_pool_size=32)
+        with self._lock:
+            return self._clients.setdefault(timeout_s, client)
 
     def _found(self, call: Callable[[], Any]) -> Any:  # the engine's JSON
         try:
@@ -298,18 +310,31 @@ class DockerEngine:
 
     @contextmanager
     def _stream(
-        self, method: str, path: str, params: Mapping[str, str], quiet_s: float
+        self, method: str, path: str, params: Mapping[str, str], quiet_s: float, cut: Cut | None = None
     ) -> Iterator[Iterator[dict[str, Any]]]:
-        client = self._client(QUICK_S)
-        with (
-            _errors(),
-            client.request(
-                method, _url(client, path), params=dict(params), stream=True, timeout=(QUICK_S, quiet_s)
-            ) as answer,
-        ):
-            if answer.status_code >= HTTPStatus.BAD_REQUEST:
-                raise EngineError(answer.json().get("message", answer.reason), status=answer.status_code)
-            yield (json.loads(line) for line in answer.iter_lines(chunk_size=1) if line)
+        version = self._client(QUICK_S).api_version
+        with lines(self._socket, method, f"/v{version}{path}", params, quiet_s, cut) as answer:
+            yield answer
+
+    def _pull_error(self, image: str, text: str) -> ImageError:
+        error = image_error(image, text)
+        if error.again == "limited":
+            error.after_s = retry_after_in(text)
+            if error.after_s is None:
+                error.after_s = ask_retry_after(image, plain_http=self._is_insecure(manifest_of(image)[0]))
+        return error
+
+    def _is_insecure(self, registry: str) -> bool:
+        """Whether the engine is told to talk to a registry without TLS."""
+        with _errors():
+            known = self._client(QUICK_S).info().get("RegistryConfig") or {}
+        if (known.get("IndexConfigs") or {}).get(registry, {}).get("Secure") is False:
+            return True
+        try:
+            address = ipaddress.ip_address(registry.partition(":")[0])
+        except ValueError:
+            return False
+        return any(address in ipaddress.ip_network(network) for network in known.get("InsecureRegistryCIDRs") or ())
 
 
 def _url(client: Any, path: str) -> str:
@@ -340,18 +365,3 @@ def _container(raw: Mapping[str, Any]) -> ContainerFacts:
         log_path=raw.get("LogPath") or "",
         inspect=raw,
     )
-
-
-def _raise_pull_error(image: str, line: Mapping[str, Any]) -> None:
-    if problem := line.get("error"):
-        raise ImageError(image_sentence(image, str(problem)))
-
-
-def _split_reference(image: str) -> tuple[str, str]:
-    """Name and tag (or digest) as the engine's API wants them; a name without a tag means `latest`, not all tags."""
-    if "@" in image:
-        name, _, digest = image.partition("@")
-        return name, digest
-    host, slash, last = image.rpartition("/")
-    name, _, tag = last.partition(":")
-    return host + slash + name, tag or "latest"

@@ -22,8 +22,20 @@ class EngineUnreachableError(EngineError):
     """The container engine gave no answer in time: nothing is known about what was asked."""
 
 
+Again = Literal["never", "limited", "later"]
+
+
 class ImageError(EngineError):
-    """The image cannot be had; the message is fit for the renter."""
+    """The image cannot be had; the message is fit for the renter.
+
+    `again` says whether another try makes sense: "limited" after `after_s` (None: the registry did not say), "later"
+    where something on the way broke.
+    """
+
+    def __init__(self, message: str, *, status: int = 0, again: Again = "never", after_s: float | None = None) -> None:
+        super().__init__(message, status=status)
+        self.again: Again = again
+        self.after_s = after_s
 
 
 class LaunchError(Exception):
@@ -60,20 +72,40 @@ def is_driver_fault(text: str) -> bool:
     return bool(_DRIVER_WORDS.search(text))
 
 
-def image_sentence(image: str, text: str) -> str:
-    """What a renter reads when `image` could not be pulled; `text` is the engine's own message."""
-    lowered = text.lower()
-    if "manifest unknown" in lowered or "manifest for" in lowered:
-        return f"The image {image} has no such tag."
-    if "pull access denied" in lowered or "not found" in lowered or "unauthorized" in lowered:
-        return f"The image {image} does not exist, or is not public."
-    if "invalid reference" in lowered or "invalid repository" in lowered or "invalid tag" in lowered:
-        return f"{image} is not a valid image name."
-    if any(word in lowered for word in ("no such host", "timeout", "connection refused", "network is unreachable")):
-        return f"The image {image} is not on this node, and its registry could not be reached."
-    if "no space left" in lowered:
-        return f"The node has no room left for the image {image}."
-    return f"The image {image} could not be pulled: {tail(text)}"
+# What engines pass on of a registry's refusal, sorted by what the renter has to know. The first that matches counts.
+_IMAGE_WORDS: tuple[tuple[str, Again, str], ...] = (
+    (
+        r"toomanyrequests|too many requests|\b429\b", "limited",
+        "The registry of {image} limits how often images are pulled, and the limit is used up.",
+    ),
+    (r"no space left", "never", "The node has no room left for the image {image}."),
+    (r"invalid reference|invalid repository|invalid tag", "never", "{image} is not a valid image name."),
+    (r"no matching manifest", "never", "The image {image} is not made for this kind of machine."),
+    (r"manifest unknown|manifest for|manifest_unknown", "never", "The image {image} has no such tag."),
+    (r"does not exist|not found|name unknown|\b404\b", "never", "The image {image} does not exist, or is not public."),
+    (
+        r"unauthorized|authentication required|no basic auth|\b401\b", "never",
+        "The image {image} is not public: its registry asks for a login.",
+    ),
+    (r"denied|forbidden|\b403\b", "never", "The registry of {image} refuses access: the image is not public."),
+    (
+        r"no such host|timeout|connection refused|network is unreachable|no route to host|deadline exceeded", "later",
+        "The image {image} is not on this node, and its registry could not be reached.",
+    ),
+    (
+        r"\beof\b|connection reset|broken pipe|verification failed|status: 5\d\d|gateway|unavailable|range request",
+        "later",
+        "The registry of {image} fails, or breaks off in the middle.",
+    ),
+)  # fmt: skip
+
+
+def image_error(image: str, text: str) -> ImageError:
+    """Why `image` could not be pulled; `text` is the engine's own message."""
+    for words, again, sentence in _IMAGE_WORDS:
+        if re.search(words, text.replace(image, ""), re.IGNORECASE):
+            return ImageError(sentence.format(image=image), again=again)
+    return ImageError(f"The image {image} could not be pulled: {tail(text)}")
 
 
 def tail(text: str, limit: int = 300) -> str:

@@ -1,17 +1,29 @@
-"""Getting images onto the node: one pull per image whoever waits for it, two at a time, and anybody may leave.
+"""Getting images onto the node: one pull per image whoever waits for it, a few at a time, and anybody may leave.
 
-An actor waits for its ticket together with everything else it listens to, so a stop never stands behind a pull.
+An actor waits for its ticket together with everything else it listens to, so a stop never stands behind a pull. A pull
+that a registry puts off, or that is slower than others can be asked to wait for, keeps no place.
 """
 
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from random import SystemRandom
 
+from nodes.agent.contact import now
 from nodes.agent.engine import Engine
-from nodes.agent.failures import EngineError, ImageError
-from nodes.agent.log import step
+from nodes.agent.engine_stream import Cut
+from nodes.agent.failures import EngineError, EngineUnreachableError, ImageError
+from nodes.agent.log import logger, step
 
-PARALLEL_PULLS = 2
+PARALLEL_PULLS = 3
+HOLD_S = 120.0  # so long others wait for a pull's place; a slow one goes on without it
+LATER_PAUSES_S = (2.0, 6.0, 20.0)  # after what may be a passing fault; the engine has tried several times itself
+LIMIT_FIRST_S, LIMIT_LONGEST_S = 30.0, 600.0
+LIMIT_PATIENCE_S = 1800.0  # all waiting for one registry's limit together
+ENGINE_PAUSE_S = 3.0
+JITTER = 0.25  # of a pause, added: never earlier than the registry has said
+
+_random = SystemRandom()
 
 
 class Ticket:
@@ -28,7 +40,7 @@ class Ticket:
 
     @property
     def progress(self) -> str:
-        """How far it is, for people: "3 of 7 layers"."""
+        """How far it is, or what it waits for, for people: "pulling 1.2 of 3.4 GB"."""
         return self._pull.progress
 
     def result(self) -> None:
@@ -42,14 +54,15 @@ class Ticket:
 
 
 class _Pull:
-    def __init__(self, image: str) -> None:
+    def __init__(self, image: str, on_cancel: Callable[[], None]) -> None:
         self.image = image
         self.done = threading.Event()
-        self.cancelled = threading.Event()
+        self.cancelled = Cut()
         self.error: EngineError | None = None
         self.progress = ""
         self.tickets: list[Ticket] = []
         self.lock = threading.Lock()
+        self._on_cancel = on_cancel
 
     def note(self, progress: str) -> None:
         self.progress = progress
@@ -58,13 +71,18 @@ class _Pull:
         with self.lock:
             if ticket in self.tickets:
                 self.tickets.remove(ticket)
-            if not self.tickets:
-                self.cancelled.set()
+            if self.tickets:
+                return
+        self.cancel()
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+        self._on_cancel()
 
     def join(self, on_done: Callable[[], None]) -> Ticket | None:
         """A ticket, or None when this pull is over or given up and a new one is needed."""
         with self.lock:
-            if self.cancelled.is_set() or self.done.is_set():
+            if self.cancelled.is_set() or self.done.is_set() or not self.tickets:
                 return None
             ticket = Ticket(self, on_done)
             self.tickets.append(ticket)
@@ -79,14 +97,46 @@ class _Pull:
             ticket.on_done()
 
 
+class Patience:
+    """How long to wait before the next try of one pull."""
+
+    def __init__(self) -> None:
+        self._waited = 0.0
+        self._limits = 0
+        self._breaks = 0
+
+    def pause(self, error: EngineError) -> float:
+        """Seconds to wait after this failure; raises it when another try makes no sense."""
+        if isinstance(error, EngineUnreachableError):
+            return ENGINE_PAUSE_S  # nothing is known, and nothing else can be done on this node either
+        if not isinstance(error, ImageError) or error.again == "never":
+            raise error
+        if error.again == "limited":
+            return self._after_limit(error)
+        if self._breaks == len(LATER_PAUSES_S):
+            raise error
+        self._breaks += 1
+        return _jittered(LATER_PAUSES_S[self._breaks - 1])
+
+    def _after_limit(self, error: ImageError) -> float:
+        grown = min(LIMIT_FIRST_S * 2.0**self._limits, LIMIT_LONGEST_S)
+        asked = grown if error.after_s is None else max(error.after_s, LATER_PAUSES_S[0])
+        self._limits += 1
+        self._waited += asked
+        if self._waited > LIMIT_PATIENCE_S:
+            raise ImageError(f"{error} It lets nobody in for another {_minutes(asked)}.") from error
+        return _jittered(asked)
+
+
 class ImagePool:
     """The pulls of one node."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._threads = ThreadPoolExecutor(PARALLEL_PULLS, thread_name_prefix="pull")
         self._pulls: dict[str, _Pull] = {}
         self._lock = threading.Lock()
+        self._places = threading.Condition()
+        self._taken: dict[_Pull, float] = {}
 
     def pull(self, image: str, on_done: Callable[[], None]) -> Ticket:
         """Start pulling an image, or join the pull that is under way."""
@@ -94,30 +144,82 @@ class ImagePool:
             running = self._pulls.get(image)
             if running and (ticket := running.join(on_done)):
                 return ticket
-            pull = self._pulls[image] = _Pull(image)
+            pull = self._pulls[image] = _Pull(image, self._wake_waiting)
             ticket = Ticket(pull, on_done)
             pull.tickets.append(ticket)
-            self._threads.submit(self._run, pull)
-            return ticket
+        threading.Thread(target=self._run, args=(pull,), name=f"pull-{image}", daemon=True).start()
+        return ticket
 
     def close(self) -> None:
         """Give up every pull; the engine keeps the layers it has."""
         with self._lock:
-            for pull in self._pulls.values():
-                pull.cancelled.set()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+            pulls = list(self._pulls.values())
+        for pull in pulls:
+            pull.cancel()
 
     def _run(self, pull: _Pull) -> None:
         error: EngineError | None = None
         try:
-            if not pull.cancelled.is_set():
-                with step(f"pull {pull.image}", lease=""):
-                    self._engine.pull(pull.image, pull.note, pull.cancelled)
+            self._fetch(pull)
         except EngineError as problem:
             error = problem
         except Exception as problem:  # noqa: BLE001  # whoever waits must learn of it, whatever it was
+            logger.exception("pulling %s failed", pull.image)
             error = ImageError(f"The image {pull.image} could not be pulled: {type(problem).__name__}")
         with self._lock:
             if self._pulls.get(pull.image) is pull:
                 del self._pulls[pull.image]
         pull.finish(error)
+
+    def _fetch(self, pull: _Pull) -> None:
+        patience = Patience()
+        while not pull.cancelled.is_set():
+            try:
+                with self._place(pull), step(f"pull {pull.image}", lease=""):
+                    if not pull.cancelled.is_set():
+                        self._engine.pull(pull.image, pull.note, pull.cancelled)
+                    return
+            except EngineError as error:
+                pause = patience.pause(error)
+                logger.info("pull of %s waits %.0f s: %s", pull.image, pause, error)
+                pull.note(_waiting(error, pause))
+            pull.cancelled.wait(pause)
+
+    @contextmanager
+    def _place(self, pull: _Pull) -> Iterator[None]:
+        with self._places:
+            while not pull.cancelled.is_set() and (free_in := self._free_in()) > 0:
+                pull.note("waiting for other images of this node")
+                self._places.wait(free_in)
+            self._taken[pull] = now()
+        try:
+            yield
+        finally:
+            with self._places:
+                del self._taken[pull]
+                self._places.notify_all()
+
+    def _free_in(self) -> float:
+        """Seconds until a place is free at the latest; 0 when one is."""
+        held = sorted(until - now() for since in self._taken.values() if (until := since + HOLD_S) > now())
+        return max(held[0], 0.01) if len(held) >= PARALLEL_PULLS else 0.0
+
+    def _wake_waiting(self) -> None:
+        with self._places:
+            self._places.notify_all()
+
+
+def _waiting(error: EngineError, pause: float) -> str:
+    if isinstance(error, ImageError) and error.again == "limited":
+        return f"waiting: the registry limits pulls, next try in {_minutes(pause)}"
+    if isinstance(error, ImageError):
+        return "waiting: the registry could not be reached, trying again"
+    return "waiting: the node's container engine does not answer"
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"  # noqa: PLR2004  # where minutes read better
+
+
+def _jittered(seconds: float) -> float:
+    return seconds * (1 + JITTER * _random.random())

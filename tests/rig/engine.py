@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -47,7 +47,16 @@ def thread_state(task: Path) -> str:
 class Engine:
     """One Docker engine with fake GPUs; a context manager that leaves nothing behind."""
 
-    def __init__(self, gpus: Sequence[nvml.FakeGpu] | None = None) -> None:
+    def __init__(
+        self,
+        gpus: Sequence[nvml.FakeGpu] | None = None,
+        settings: Mapping[str, object] | None = None,
+        *,
+        gpu_hook: bool = True,
+    ) -> None:
+        """`settings` are dockerd's own, as in daemon.json; without `gpu_hook` it is one that cannot hand out GPUs."""
+        self._settings = dict(settings or {})
+        self._gpu_hook = gpu_hook
         self.root = Path(tempfile.mkdtemp(prefix="lessor-rig-"))
         self.fleet = nvml.FakeFleet(self.root / "fake-nvml.conf", nvml.make_gpus(4) if gpus is None else gpus)
         self._network: Network | None = None
@@ -114,7 +123,8 @@ class Engine:
     def start(self) -> None:
         """Makes the network and starts containerd and dockerd; EngineError with the log where one does not come."""
         self._network = Network(self.root)
-        (self.root / "daemon.json").write_text("{}")  # keeps the machine's own /etc/docker/daemon.json out
+        # keeps the machine's own /etc/docker/daemon.json out
+        (self.root / "daemon.json").write_text(json.dumps(self._settings))
         (self.root / "containerd.toml").write_text('version = 2\ndisabled_plugins = ["io.containerd.grpc.v1.cri"]\n')
         self._mount_data()
         self._start_containerd()
@@ -128,7 +138,7 @@ class Engine:
 
     def _spawn(self, name: str, *command: str) -> subprocess.Popen[bytes]:
         environment = {
-            "PATH": f"{HERE}:{os.environ['PATH']}:/usr/sbin:/sbin",
+            "PATH": f"{f'{HERE}:' if self._gpu_hook else ''}{os.environ['PATH']}:/usr/sbin:/sbin",
             "LESSOR_RIG_PYTHON": sys.executable,
             "LESSOR_RIG_NVML_DIR": str(nvml.library_dir()),
             "LESSOR_RIG_NVML_CONF": str(self.fleet.path),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nodes.agent.engine import ContainerFacts, EngineFacts, ImageFacts
+from nodes.agent.engine_stream import Cut
 from nodes.agent.failures import EngineError, EngineUnreachableError, ImageError
 
 DEFAULTS: dict[str, Any] = {
@@ -43,6 +44,7 @@ class FakeEngine:
         self.pulls: list[str] = []
         self.pullable = {"far:1", "far:2", "far:3"}
         self.pull_gate = threading.Event()  # pulls wait for it
+        self.pull_errors: list[EngineError] = []  # what the next pulls end with
         self.boxes: dict[str, dict[str, Any]] = {}
         self.nets: set[str] = set()
         self.calls: list[str] = []
@@ -73,9 +75,11 @@ class FakeEngine:
     def local_images(self) -> tuple[str, ...]:
         return tuple(self.images)
 
-    def pull(self, image: str, on_progress: Callable[[str], None], cancelled: threading.Event) -> None:
+    def pull(self, image: str, on_progress: Callable[[str], None], cancelled: Cut) -> None:
         self._call("pull")
         self.pulls.append(image)
+        if self.pull_errors:
+            raise self.pull_errors.pop(0)
         on_progress("1 of 2 layers")
         while not self.pull_gate.wait(0.01):
             if cancelled.is_set():

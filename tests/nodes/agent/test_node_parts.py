@@ -17,7 +17,7 @@ from nodes.agent.agent import take_lock
 from nodes.agent.config import Identity, load_identity, load_options, save
 from nodes.agent.contact import Contact, now
 from nodes.agent.desired import parse_lease
-from nodes.agent.failures import AgentError, LaunchError, image_sentence
+from nodes.agent.failures import AgentError, LaunchError, image_error
 from nodes.agent.gateway_link import GatewayLink
 from nodes.agent.gpus import Gpus, GpuUnreadableError
 from nodes.agent.heartbeat import gpu_request
@@ -124,7 +124,7 @@ def test_cdi_is_used_only_where_the_engine_lists_every_gpu(tmp_path: Path) -> No
     ],
 )
 def test_a_renter_reads_why_an_image_failed(said: str, words: str) -> None:
-    assert words in image_sentence("x:9", said)
+    assert words in str(image_error("x:9", said))
 
 
 # Network --------------------------------------------------------------------------------------------------------------
