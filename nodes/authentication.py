@@ -12,6 +12,7 @@ from rest_framework.views import APIView
 
 from nodes import credentials
 from nodes.models import Node
+from portal import rate_limits
 
 if TYPE_CHECKING:
     from rest_framework.request import Request
@@ -30,6 +31,7 @@ class NodeToken(BaseAuthentication):
         secret = parts[1].decode("latin-1") if len(parts) == BEARER_PARTS else ""
         node = Node.objects.filter(token_digest=credentials.digest(secret)).first()
         if node is None:
+            rate_limits.take(rate_limits.WRONG_TOKENS, rate_limits.place_of(request))
             raise AuthenticationFailed(
                 "The node token is unknown: it was replaced, or never ours.", "node_token_invalid"
             )

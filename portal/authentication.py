@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from rest_framework.authentication import BaseAuthentication, SessionAuthentication, get_authorization_header
 from rest_framework.exceptions import AuthenticationFailed, PermissionDenied
 
-from portal import tokens
+from portal import rate_limits, token_use, tokens
+from portal.actor import client_ip
 from portal.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -30,9 +31,11 @@ class BearerToken(BaseAuthentication):
             return None
         secret = parts[1].decode("latin-1") if len(parts) == BEARER_PARTS else ""
         token = tokens.find(secret)
+        ip = client_ip(request)
         if token is None:
+            rate_limits.take(rate_limits.WRONG_TOKENS, rate_limits.place_of(request))
             raise AuthenticationFailed("The token is unknown, expired or revoked.", code="token_invalid")
-        tokens.note_use(token)
+        token_use.note(token, ip)
         return token.user, token
 
     def authenticate_header(self, request: Request) -> str:

@@ -61,7 +61,7 @@ class KeyForm(ServiceForm):
 class TokenForm(ServiceForm):
     """Create an API token."""
 
-    LIVES = {"30": _("30 days"), "90": _("90 days"), "365": _("1 year"), "never": _("never")}
+    LIVES = {"7": _("7 days"), "30": _("30 days"), "90": _("90 days"), "365": _("1 year"), "never": _("never")}
 
     name = forms.CharField(label=_("Name"), max_length=MAX_NAME, help_text=_("Where it will be used."))
     ends = forms.ChoiceField(label=_("Ends after"), choices=list(LIVES.items()), initial="90")

@@ -13,7 +13,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from portal.errors import DomainError, InvalidInput, NotAllowed, NotFound
-from portal.models import ApiToken, Membership, SshKey, Tenant, User
+from portal.models import ApiToken, Invitation, Membership, SshKey, Tenant, User
 from portal.roles import Act, Role, may, may_touch
 from portal.services import audit
 from portal.signals import membership_changed, ssh_keys_changed
@@ -93,6 +93,7 @@ def change_role(*, tenant: Tenant, user_id: str, role: str, actor: Actor) -> Mem
     row.save(update_fields=["role"])
     data = {"email": row.user.email, "before": before, "after": role}
     audit(actor=actor, action="member.role_changed", obj=row.user, tenant=tenant, data=data)
+    _withdraw_offers(row)
     tell_change(user=row.user, tenant_id=tenant.pk)
     return row
 
@@ -128,7 +129,8 @@ def hand_over(*, tenant: Tenant, user_id: str, actor: Actor) -> Membership:
         raise InvalidInput.field("member", _("Choose another active member."))
     Membership.objects.filter(pk=row.pk).update(role=Role.OWNER)
     Membership.objects.filter(pk=mine.pk).update(role=Role.ADMIN)
-    row.role = Role.OWNER
+    row.role, mine.role = Role.OWNER, Role.ADMIN
+    _withdraw_offers(mine)
     audit(actor=actor, action="tenant.handed_over", obj=tenant, tenant=tenant, data={"to": row.user.email})
     for who in (row.user, mine.user):
         tell_change(user=who, tenant_id=tenant.pk)
@@ -212,5 +214,15 @@ def _go(row: Membership, actor: Actor, action: str) -> None:
     revoked = revoke_tokens(user=row.user, tenant_ids=[row.tenant_id])
     data = {"email": row.user.email, "role": row.role, "tokens_revoked": revoked}
     audit(actor=actor, action=action, obj=row.user, tenant=row.tenant, data=data)
+    row.role = ""
+    _withdraw_offers(row)
     Membership.objects.filter(pk=row.pk).delete()
     tell_change(user=row.user, tenant_id=row.tenant_id)
+
+
+def _withdraw_offers(row: Membership) -> None:
+    """Open invitations that this person made and could not make any more, with the role they now have."""
+    offers = Invitation.objects.filter(tenant_id=row.tenant_id, invited_by=row.user, state=Invitation.State.OPEN)
+    if row.role and may(row.role, Act.INVITE):
+        offers = offers.exclude(role__in=[role for role in Role if may_touch(row.role, role)])
+    offers.update(state=Invitation.State.WITHDRAWN, closed_at=timezone.now())

@@ -9,10 +9,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from django.db import transaction
-from django.db.models import Q
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
+from portal import token_use
 from portal.errors import InvalidInput, NotAllowed
 from portal.models import ApiToken, Membership, Tenant, User
 from portal.services import audit
@@ -30,7 +30,6 @@ CHECK_LETTERS: Final = 6  # CRC-32 in base 62: a mistyped token is refused witho
 PREFIX_LETTERS: Final = 12
 MAX_NAME: Final = 80
 MAX_LIFE: Final = timedelta(days=3660)
-NOTE_USE_EVERY: Final = timedelta(minutes=1)
 
 SCOPES: Final = {
     "offers:read": _("See offers and prices, ask for quotes"),
@@ -41,6 +40,8 @@ SCOPES: Final = {
     "tokens:read": _("See API tokens, without their secrets"),
     "tokens:write": _("Create and revoke API tokens, up to its own scopes"),
     "billing:read": _("See balance and ledger"),
+    "tenants:read": _("See the tenant, its members and invitations"),
+    "tenants:write": _("Invite people, change roles, remove members"),
 }
 
 
@@ -75,16 +76,6 @@ def find(secret: str) -> ApiToken | None:
     return ApiToken.objects.usable().select_related("user", "tenant").filter(digest=digest(secret)).first()
 
 
-def note_use(token: ApiToken) -> None:
-    """Remember that it was used just now, writing at most once a minute."""
-    now = timezone.now()
-    due = now - NOTE_USE_EVERY
-    if token.last_used_at is None or token.last_used_at < due:
-        stale = Q(last_used_at__isnull=True) | Q(last_used_at__lt=due)
-        ApiToken.objects.filter(stale, pk=token.pk).update(last_used_at=now)
-        token.last_used_at = now
-
-
 @transaction.atomic
 def create_token(
     *, user: User, tenant: Tenant, name: str, scopes: Sequence[str], expires_at: datetime | None, actor: Actor
@@ -107,6 +98,7 @@ def create_token(
         scopes=wanted,
         expires_at=expires_at,
     )
+    token_use.know(token, actor.ip)  # where it is made is no new place
     ends = expires_at.isoformat() if expires_at else None
     audit(actor=actor, action="token.created", obj=token, tenant=tenant, data={"scopes": wanted, "expires_at": ends})
     return token, secret

@@ -11,6 +11,7 @@ from rest_framework import status
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
+from portal import rate_limits
 from portal.actor import Actor
 from portal.api import caller
 from portal.errors import InvalidInput, NotFound
@@ -90,6 +91,7 @@ class Quotes(APIView):
     @extend_schema(operation_id="create_quote", request=QuoteIn, responses=QuoteOut)
     def post(self, request: Request) -> Response:
         """A signed price that holds for five minutes. Writes nothing; one quote yields at most one lease, ever."""
+        rate_limits.take(rate_limits.quotes(), tenant_of(request).pk)
         _note_tries(request)
         quote = services.build_quote(
             tenant=tenant_of(request), user=caller(request), request=requests.parse(body_of(request))
@@ -124,6 +126,7 @@ class Leases(APIView):
 
         402 `insufficient_funds`, 409 `no_capacity` with reasons, 409 `offer_changed`. A refusal leaves nothing behind.
         """
+        rate_limits.take(rate_limits.orders(), tenant_of(request).pk)
         _note_tries(request)
         said = LeaseIn(data=request.data)
         said.is_valid(raise_exception=True)

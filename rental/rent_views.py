@@ -15,7 +15,7 @@ from django.utils.translation import gettext as _
 from django.views import View
 
 from billing.models import Account
-from portal import formatting
+from portal import formatting, rate_limits
 from portal.actor import Actor
 from portal.errors import DomainError, InsufficientFunds, InvalidInput, NoCapacity, OfferChanged
 from portal.models import SshKey
@@ -55,6 +55,7 @@ class _Desk:
         if not self.form.is_valid():
             return
         try:
+            rate_limits.take(rate_limits.quotes(), self.tenant.pk)
             self.quote = services.build_quote(
                 tenant=self.tenant, user=person(self.request), request=self.form.request()
             )
@@ -71,6 +72,7 @@ class _Desk:
         try:
             if quotes.read(token, tenant=self.tenant).request != self.form.request():
                 return None
+            rate_limits.take(rate_limits.orders(), self.tenant.pk)
             lease, _created = services.request_lease(
                 tenant=self.tenant,
                 actor=Actor.of(self.request),
