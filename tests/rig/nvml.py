@@ -74,6 +74,7 @@ class FakeGpu:
     mig_mode: bool = False
     mig: tuple[FakeMig, ...] = ()
     processes: tuple[FakeProcess, ...] = ()
+    events: tuple[tuple[int, int], ...] = ()  # (number, Xid), see FakeFleet.xid
     samples: tuple[FakeSample, ...] = ()
     links: tuple[int, ...] = ()
     extra: dict[str, int] = field(default_factory=dict)
@@ -127,6 +128,8 @@ def _gpu_lines(gpu: FakeGpu, bus_ids: dict[int, str]) -> Iterable[str]:
         where = -1 if process.mig is None else process.mig
         yield f"proc {process.pid} {process.memory_bytes} {process.sm_percent} {process.memory_percent} {where}"
     yield from (f"sample {sample.at_us} {sample.pid} {sample.percent}" for sample in gpu.samples)
+    for number, xid in gpu.events:
+        yield f"event {number} {xid}"
     for mig in gpu.mig:
         yield (
             f"mig {mig.uuid} {mig.gpu_instance} {mig.compute_instance} {mig.profile_id} {mig.sms} "
@@ -191,6 +194,11 @@ class FakeFleet:
     def heal(self, gpu_uuid: str) -> None:
         """The GPU answers again, without processes and with empty memory."""
         self.change(gpu_uuid, error=0, processes=(), memory_used=0)
+
+    def xid(self, gpu_uuid: str, code: int) -> None:
+        """The driver tells an Xid of this GPU to whoever waits for its events; the GPU answers as before."""
+        number = 1 + max((number for gpu in self.gpus for number, _ in gpu.events), default=0)
+        self.change(gpu_uuid, events=(*self._gpus[gpu_uuid].events, (number, code)))
 
     def remove(self, gpu_uuid: str) -> FakeGpu:
         """Takes the GPU out of the machine; returns it, so that `add` can put it back."""

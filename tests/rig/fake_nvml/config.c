@@ -9,6 +9,7 @@
  *   nvlink <link> <active> <remote pci> <crc flit> <crc data> <replay> <recovery> [version]
  *   proc <pid> <bytes> <sm %> <memory %> [index of a mig line]
  *   sample <time in us> <pid, 0 for the whole card> <percent>       what the driver has measured and still keeps
+ *   event <number> <xid>                an event (events.c); numbers grow over the whole file
  *   mig <uuid> <gpu instance> <compute instance> <profile id> <SMs> <gpu slices> <compute slices> <MB> <used MB> <profile>
  *
  * and the scalar keys of the tables below. A line that cannot be read is said on stderr, so that a typo in a test shows.
@@ -124,6 +125,15 @@ static int parse_mig(struct gpu *gpu, const char *value)
     return 1;
 }
 
+static int parse_event(struct gpu *gpu, const char *value)
+{
+    struct event event;
+    if (sscanf(value, "%llu %u", &event.number, &event.xid) != 2 || gpu->event_count == MAX_EVENTS)
+        return 0;
+    gpu->events[gpu->event_count++] = event;
+    return 1;
+}
+
 static int parse_scalar(struct gpu *gpu, const char *key, const char *value)
 {
     const struct field *field;
@@ -187,6 +197,8 @@ static int parse_line(const char *key, const char *value)
         return parse_sample(gpu, value);
     if (!strcmp(key, "mig"))
         return parse_mig(gpu, value);
+    if (!strcmp(key, "event"))
+        return parse_event(gpu, value);
     return parse_scalar(gpu, key, value);
 }
 

@@ -16,6 +16,7 @@
 #define MAX_PROCESSES 64
 #define MAX_SAMPLES 128
 #define MAX_MIG 8
+#define MAX_EVENTS 32
 #define NO_MIG (-1)
 #define NO_INSTANCE 0xFFFFFFFFu
 
@@ -31,6 +32,7 @@ typedef enum {
     NOT_FOUND = 6,
     INSUFFICIENT_SIZE = 7,
     DRIVER_NOT_LOADED = 9,
+    TIMEOUT = 10,
     FUNCTION_NOT_FOUND = 13,
     GPU_IS_LOST = 15,
     VERSION_MISMATCH = 25
@@ -62,6 +64,11 @@ struct mig {
     u32 sms, gpu_slices, compute_slices, memory_mb, used_mb;
 };
 
+struct event {
+    u64 number;
+    u32 xid;
+};
+
 struct gpu {
     char uuid[96], name[96], pci[32], serial[32];
     u64 memory_total, memory_used, memory_reserved;
@@ -71,10 +78,11 @@ struct gpu {
     u32 ecc_mode, retired_pages, mig_mode, persistence, compute_mode;
     u32 remap_corrected, remap_uncorrected, remap_pending, remap_failed;
     u32 process_load_error, card_load_error, load_error; /* what the ways to ask for load answer */
-    u32 process_count, mig_count, sample_count;
+    u32 process_count, mig_count, sample_count, event_count;
     struct nvlink links[MAX_LINKS];
     struct process processes[MAX_PROCESSES];
     struct mig mig[MAX_MIG];
+    struct event events[MAX_EVENTS];
     struct load_sample samples[MAX_SAMPLES];
 };
 
