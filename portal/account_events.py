@@ -67,6 +67,15 @@ def email_removed(sender: Any, request: HttpRequest, user: User, email_address: 
 
 
 @receiver(signals.email_changed, dispatch_uid="audit-email-changed")
-def email_changed(sender: Any, request: HttpRequest, user: User, to_email_address: EmailAddress, **_: Any) -> None:
-    """Another address became the one they sign in with."""
+def email_changed(
+    sender: Any,
+    request: HttpRequest,
+    user: User,
+    from_email_address: EmailAddress | None,
+    to_email_address: EmailAddress,
+    **_: Any,
+) -> None:
+    """Another address became the one they sign in with; at sign-up there was none before."""
+    if from_email_address is None:
+        return
     _note("user.email_changed", user, request, email=to_email_address.email)

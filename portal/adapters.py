@@ -1,15 +1,20 @@
-"""Where allauth's flows meet ours: the personal tenant at sign-up, client addresses."""
+"""Where allauth's flows meet ours: the personal tenant at sign-up, client addresses, how a second factor is kept."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
-from allauth.account.adapter import DefaultAccountAdapter
 from allauth.account.internal.flows.signup import prevent_enumeration
 from allauth.core.exceptions import ImmediateHttpResponse
+from allauth.mfa.adapter import DefaultMFAAdapter
+from allauth.mfa.utils import is_mfa_enabled
+from django.conf import settings
 from django.db import IntegrityError, transaction
 
 from portal.actor import Actor, client_ip
+from portal.login_limits import CalmLogin
+from portal.sealing import seal, unseal
 from portal.services import audit, ensure_personal_tenant
 
 if TYPE_CHECKING:
@@ -19,7 +24,7 @@ if TYPE_CHECKING:
     from portal.models import User
 
 
-class AccountAdapter(DefaultAccountAdapter):
+class AccountAdapter(CalmLogin):
     """Our answers to the questions allauth asks."""
 
     def save_user(  # type: ignore[override]  # every user here is our User
@@ -44,3 +49,29 @@ class AccountAdapter(DefaultAccountAdapter):
     def get_client_ip(self, request: HttpRequest) -> str:
         """For allauth's rate limits: one rule for the whole portal about which proxies are believed."""
         return client_ip(request) or "0.0.0.0"  # noqa: S104  # no address known: one shared bucket, not a bind
+
+    def get_reauthentication_methods(self, user: Any) -> list[dict[str, Any]]:
+        """Who has a second factor confirms changes with it: an open browser and a stolen password are not enough."""
+        methods: list[dict[str, Any]] = super().get_reauthentication_methods(user)
+        strong = [method for method in methods if method["id"].startswith("mfa")]
+        return strong or methods
+
+    def reauthenticate(self, user: Any, password: str) -> bool:
+        """The same rule for whoever sends the password form all the same."""
+        return not is_mfa_enabled(user) and bool(super().reauthenticate(user, password))
+
+
+class SecondFactorAdapter(DefaultMFAAdapter):
+    """Seeds are sealed; passkeys belong to the portal's name, whatever name a request came by."""
+
+    def encrypt(self, text: str) -> str:
+        """For the database."""
+        return seal(text)
+
+    def decrypt(self, encrypted_text: str) -> str:
+        """From the database."""
+        return unseal(encrypted_text)
+
+    def get_public_key_credential_rp_entity(self) -> dict[str, str]:
+        """Who asks for a passkey."""
+        return {"id": urlsplit(settings.PORTAL_URL).hostname or "", "name": settings.SITE_NAME}

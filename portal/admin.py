@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from allauth.account.decorators import secure_admin_login
+import allauth.mfa.admin
+import allauth.usersessions.admin  # noqa: F401  # both register what is taken out below
+from allauth.mfa.models import Authenticator
+from allauth.usersessions.models import UserSession
 from django.contrib import admin
 from django.contrib.auth.admin import UserAdmin as DjangoUserAdmin
 from django.contrib.auth.models import Group
 from django.utils.translation import gettext_lazy as _
 
+from portal import deletion
 from portal.actor import Actor
 from portal.admin_base import ReadOnly
 from portal.models import ApiToken, AuditEvent, Membership, SshKey, Tenant, User
 from portal.services import audit
+from portal.staff_access import guard
 
 if TYPE_CHECKING:
     from django.forms import ModelForm
@@ -23,7 +28,7 @@ admin.site.site_header = _("Lessor operations")
 admin.site.site_title = _("Lessor operations")
 admin.site.index_title = _("Fleet, renters, money")
 # One way in for everyone: rate limits, verified addresses and the audit of logins hold for operators too.
-admin.site.login = secure_admin_login(admin.site.login)  # type: ignore[method-assign, no-untyped-call]
+guard(admin.site)
 
 
 @admin.register(User)
@@ -51,9 +56,20 @@ class UserAdmin(DjangoUserAdmin[User]):
         return False
 
     def save_model(self, request: HttpRequest, obj: User, form: ModelForm[User], change: bool) -> None:  # noqa: FBT001  # Django's signature
-        """Save and say who changed what."""
+        """Save and say who changed what. Closing an account and opening it again are services of their own."""
+        wanted = obj.is_active
+        if "is_active" in form.changed_data:
+            obj.is_active = not wanted  # what it was; the service changes it, with all that follows
         super().save_model(request, obj, form, change)
         audit(actor=Actor.of(request), action="user.changed", obj=obj, data=_changes(form))
+        if "is_active" in form.changed_data:
+            service = deletion.reactivate if wanted else deletion.deactivate
+            obj.is_active = service(user=obj, actor=Actor.of(request)).is_active
+
+    def get_readonly_fields(self, request: HttpRequest, obj: User | None = None) -> list[str]:
+        """An account that its owner has deleted stays closed."""
+        closed = ["is_active"] if obj is not None and deletion.is_deleted(obj) else []
+        return [*self.readonly_fields, *closed]
 
 
 class MembershipInline(admin.TabularInline[Membership, Tenant]):
@@ -123,6 +139,9 @@ class AuditEventAdmin(ReadOnly[AuditEvent]):
 
 # Rights of operators are given in the user's form; groups would be a second way.
 admin.site.unregister(Group)
+# Seeds and session keys are nobody's to read; `manage.py remove_second_factor` helps who lost theirs.
+admin.site.unregister(Authenticator)
+admin.site.unregister(UserSession)
 
 
 def _changes(form: Any) -> dict[str, Any]:

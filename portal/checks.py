@@ -47,6 +47,15 @@ def portal_url(app_configs: Sequence[Any] | None, **_: Any) -> list[CheckMessage
 
 
 @register
+def staff_mfa(app_configs: Sequence[Any] | None, **_: Any) -> list[CheckMessage]:
+    """W004: a stolen password of an operator would open the whole fleet."""
+    if settings.STAFF_MFA or settings.TESTING or urlsplit(settings.PORTAL_URL).hostname in LOOPBACK:
+        return []
+    sentence = "STAFF_MFA is off: the admin opens to a password alone."
+    return [Caution(sentence, hint="Remove STAFF_MFA=false.", id="portal.W004")]
+
+
+@register
 def currency(app_configs: Sequence[Any] | None, **_: Any) -> list[CheckMessage]:
     """E003: CURRENCY must be a code of ISO 4217."""
     if settings.CURRENCY in CURRENCIES:

@@ -59,6 +59,7 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "allauth.account.middleware.AccountMiddleware",
+    "portal.login_limits.RememberDevice",
     "portal.sessions.NoteUse",
     "portal.middleware.ViewerTimeZone",
     "portal.middleware.DomainErrors",
@@ -132,6 +133,7 @@ CELERY_BEAT_SCHEDULE = {
     "waiting": {"task": "rental.tasks.sweep_unanswered", "schedule": 10, "options": {"expires": 10}},
     "silence": {"task": "rental.tasks.sweep_silence", "schedule": 15, "options": {"expires": 15}},
     "holds": {"task": "rental.tasks.sweep_holds", "schedule": 60, "options": {"expires": 60}},
+    "abandoned": {"task": "rental.tasks.sweep_abandoned", "schedule": 60, "options": {"expires": 60}},
     "idle": {"task": "rental.tasks.sweep_idle", "schedule": IDLE_SWEEP_S, "options": {"expires": IDLE_SWEEP_S}},
     "notices": {"task": "rental.tasks.sweep_notices", "schedule": 30, "options": {"expires": 30}},
     "broker-users": {"task": "nodes.tasks.assert_broker_users", "schedule": 60, "options": {"expires": 60}},
@@ -180,6 +182,16 @@ MFA_TOTP_TOLERANCE = 1  # phones' clocks are off by some seconds
 # Nobody signs in before their first address is confirmed; an address they change to must not lock the second factor.
 MFA_ALLOW_UNVERIFIED_EMAIL = True
 STAFF_MFA = env.flag("STAFF_MFA", default=True)  # the admin opens only to a session that showed a second factor
+# Wrong passwords are counted in portal/login_limits.py; `login_failed` is left for wrong codes of a second factor.
+ACCOUNT_RATE_LIMITS = {
+    "login": "60/m/ip",
+    "login_failed": "10/m/ip,5/5m/key",
+    "signup": "20/m/ip,100/h/ip",
+    "reset_password": "20/m/ip,6/h/key",
+}
+# How often one tenant may ask for prices and order.
+QUOTES_PER_MINUTE = env.number("QUOTES_PER_MINUTE", 600, least=1)
+ORDERS_PER_MINUTE = env.number("ORDERS_PER_MINUTE", 300, least=1)
 LOGIN_URL = "account_login"
 LOGIN_REDIRECT_URL = "leases"
 LOGOUT_REDIRECT_URL = "catalog"

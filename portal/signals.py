@@ -12,3 +12,13 @@ membership_changed = Signal()
 # An operator has suspended a tenant, or taken that back: ``tenant_id``. Both may come twice.
 tenant_suspended = Signal()
 tenant_restored = Signal()
+
+# A person's sessions were ended, or their account was closed: ``tenant_ids`` they could look into. Streams look again.
+access_changed = Signal()
+
+# Inside the transaction that closes an account: ``user``, ``actor``, ``deleted`` (by its owner, else by an operator).
+# What runs for tenants without any active member left is stopped, in the same transaction.
+account_closed = Signal()
+
+# Inside the transaction that makes a deleted account anonymous: the ``addresses`` it had, the ``label`` in their place.
+account_erased = Signal()

@@ -10,6 +10,7 @@ from portal.states_page import StatesPage
 handler400 = "portal.views.bad_request"
 handler403 = "portal.views.permission_denied"
 handler404 = "portal.views.not_found"
+handler429 = "portal.login_limits.too_many"  # allauth's name and call, not Django's
 handler500 = "portal.views.server_error"
 
 urlpatterns = [
@@ -18,6 +19,7 @@ urlpatterns = [
     path("billing/", include("billing.urls")),
     # allauth ends the user's id at the first dash; ours have one (us-…), which its own pattern would split.
     re_path(r"^account/password/reset/key/(?P<uidb36>us-[0-9a-z]+)-(?P<key>.+)/$", password_reset_from_key),
+    path("account/security/", include("allauth.mfa.urls")),
     path("account/", include("allauth.account.urls")),
     path("i18n/", include("django.conf.urls.i18n")),
     path("admin/", admin.site.urls),

@@ -20,7 +20,7 @@ from nodes.models import Node
 from portal import presence
 from portal.actor import Actor
 from portal.errors import DomainError
-from rental import funds, idle_services, lifecycle, notices, services
+from rental import funds, idle_services, lifecycle, notices, people, services
 from rental.models import Lease
 from rental.states import BEFORE_READY, State
 
@@ -85,6 +85,12 @@ def sweep_holds() -> None:
     """Running leases: holds rolled forward; those the balance no longer pays for -> stopping (``funds``)."""
     running = Lease.objects.filter(state=State.RUNNING)
     _each("holds", running, lambda lease_id, actor: funds.roll_hold(lease_id=lease_id, actor=actor))
+
+
+@shared_task
+def sweep_abandoned() -> None:
+    """Leases of tenants without an active member -> stopping (``operator``): ordered while the account was closed."""
+    _each("accounts", people.abandoned(), lambda lease_id, actor: people.stop_abandoned(lease_id=lease_id, actor=actor))
 
 
 @shared_task

@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from rental import rent_views, streams, views
+from rental import keep_views, people_views, rent_views, streams, views
 
 urlpatterns = [
     path("", views.Catalog.as_view(), name="catalog"),
@@ -12,6 +12,10 @@ urlpatterns = [
     path("leases/<str:lease_id>/", views.OneLease.as_view(), name="lease"),
     path("leases/<str:lease_id>/stop", views.StopLease.as_view(), name="lease-stop"),
     path("leases/<str:lease_id>/receipt", views.LeaseReceipt.as_view(), name="lease-receipt"),
+    path("leases/<str:lease_id>/keep", keep_views.KeepLease.as_view(), name="lease-keep"),
+    path("keep/<str:token>", keep_views.KeepByLink.as_view(), name="keep-link"),
+    path("idle", keep_views.IdleRules.as_view(), name="idle-rules"),
+    path("account/delete/", people_views.DeleteAccount.as_view(), name="account-delete"),
     path("stream/leases/<str:lease_id>", streams.lease, name="stream-lease"),
     path("stream/home", streams.home, name="stream-home"),
     path("stream/offers", streams.offers, name="stream-offers"),

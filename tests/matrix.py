@@ -8,8 +8,12 @@ fields a body may name.
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from allauth.mfa.models import Authenticator
+from allauth.usersessions.models import UserSession
 
 from rental import requests
 from rental.forms import RentForm
@@ -79,6 +83,23 @@ def a_lease(user: User) -> dict[str, str]:
     return {"lease_id": make.make_lease(make.tenant_of(user), state=State.RUNNING).pk}
 
 
+def a_session(user: User) -> dict[str, str]:
+    """A browser session elsewhere."""
+    session = UserSession.objects.create(user=user, ip="192.0.2.7", session_key=secrets.token_hex(16), user_agent="")
+    return {"session_id": str(session.pk)}
+
+
+def a_passkey(user: User) -> dict[str, str]:
+    """A passkey; nothing here reads its key."""
+    data = {"name": "laptop", "credential": {}}
+    return {"pk": str(Authenticator.objects.create(user=user, type=Authenticator.Type.WEBAUTHN, data=data).pk)}
+
+
+def deletion_form(user: User) -> dict[str, Any]:
+    """The question on the page that deletes an account, answered."""
+    return {"email": user.email}
+
+
 def key_body(_: User) -> dict[str, Any]:
     """A key to add."""
     return {"public_key": make.ed25519_line(), "name": "laptop"}
@@ -116,6 +137,16 @@ def rent_form(user: User) -> dict[str, Any]:
     return {**said, "plan": "on_demand", "ssh_keys": keys, "max_hours": "1", "do": "price"}
 
 
+def cap_form(_: User) -> dict[str, Any]:
+    """The spend cap of a month, as typed."""
+    return {"cap": "250.00"}
+
+
+def cap_body(_: User) -> dict[str, Any]:
+    """The spend cap of a month."""
+    return {"month_cap_micros": 250_000_000}
+
+
 RENT_FIELDS = " ".join(sorted({*RentForm.base_fields, "quote", "do"}))
 QUOTE_FIELDS = " ".join(sorted(requests.FIELDS))
 
@@ -131,6 +162,13 @@ TABLE: dict[str, Entry] = {
     "access/tokens/": person(POST=token_form, writable="name scopes ends"),
     "access/tokens/<str:token_id>/revoke/": owned(a_token, POST=empty, of_user=True),
     "billing/": person("GET"),
+    "billing/cap": person("POST", POST=cap_form, writable="cap"),
+    # account pages of our own; those of allauth share one entry, see entry_of
+    "account/sessions/": person(POST=empty),
+    "account/sessions/<int:session_id>/end/": owned(a_session, POST=empty, of_user=True),
+    "account/delete/": person(POST=deletion_form, writable="email give_up"),
+    "account/security/webauthn/keys/<int:pk>/remove/": Entry(ACCOUNT, make=a_passkey),
+    "account/security/webauthn/keys/<int:pk>/edit/": Entry(ACCOUNT, make=a_passkey),
     # rental pages
     "": public(),
     "rent": person(POST=rent_form, writable=RENT_FIELDS),
@@ -171,7 +209,7 @@ TABLE: dict[str, Entry] = {
 
 
 def entry_of(path: str) -> Entry | None:
-    """The entry of a route; allauth's own pages share one, tests/portal/test_accounts.py walks through them."""
-    if path.removeprefix("^").startswith("account/"):
+    """The entry of a route; allauth's own pages share one, tests/portal walks through them."""
+    if path not in TABLE and path.removeprefix("^").startswith("account/"):
         return Entry(ACCOUNT)
     return TABLE.get(path)

@@ -13,6 +13,8 @@ from portal.settings import *  # noqa: E402, F403  # the environment above must 
 
 # No test may reach a Redis by accident: those that need one start their own and point the settings there.
 CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
+# Tests of the admin's pages sign operators in without their login; tests/portal/test_staff_access.py turns this on.
+STAFF_MFA = False
 PASSWORD_HASHERS = [
     "django.contrib.auth.hashers.MD5PasswordHasher"
 ]  # tests make many users; the real one is slow on purpose

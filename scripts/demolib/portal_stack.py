@@ -43,6 +43,8 @@ class Portal:
             "NODE_BROKER_URL": f"{redis}/1",
             "NODE_BROKER_PUBLIC_URL": f"redis://127.0.0.1:{self.redis_port}/1",
             "PORTAL_URL": self.url,
+            # The operator of a demo on loopback signs in with the password it prints; a real portal asks for more.
+            "STAFF_MFA": "false",
             "PRESENCE_URL": f"http://127.0.0.1:{port}/healthz",
             "TRUSTED_PROXIES": "1",
             "PYTHONUNBUFFERED": "1",

@@ -1,0 +1,171 @@
+"""Closing an account: by an operator, who may open it again, and for good by its owner.
+
+Both stop what runs for nobody else and lock the person out of everything at once. Deleting also takes away who it was:
+ledger, leases and audit stay, under a name that leads to nobody.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from smtplib import SMTPException
+from typing import TYPE_CHECKING, Final
+
+from allauth.account.adapter import get_adapter
+from allauth.account.models import EmailAddress
+from allauth.mfa.models import Authenticator
+from allauth.usersessions.models import UserSession
+from django.db import transaction
+from django.db.models import Exists, OuterRef, Q, TextField
+from django.db.models.functions import Cast
+from django.utils import timezone
+
+from portal.errors import DomainError
+from portal.models import ApiToken, AuditEvent, Membership, SshKey, Tenant, User
+from portal.services import audit
+from portal.sessions import end_sessions
+from portal.signals import access_changed, account_closed, account_erased, ssh_keys_changed
+
+if TYPE_CHECKING:
+    from portal.actor import Actor
+
+logger = logging.getLogger(__name__)
+
+NOBODY: Final = "deleted.invalid"  # a domain that can never exist (RFC 2606)
+
+
+@dataclass(frozen=True)
+class Effects:
+    """What deleting an account does to the accounts' part; rental adds leases and money.
+
+    ``alone``: tenants nobody else belongs to, closed with it. ``left``: organisations that go on without the person.
+    ``ownerless``: those of them that would lose their last owner, which forbids the deletion.
+    """
+
+    alone: list[Tenant]
+    left: list[Tenant]
+    ownerless: list[Tenant]
+    ssh_keys: int
+    tokens: int
+    sessions: int
+
+
+def effects(user: User) -> Effects:
+    """Look, change nothing."""
+    others = Membership.objects.filter(tenant=OuterRef("pk")).exclude(user=user)
+    owners = others.filter(role=Membership.Role.OWNER, user__is_active=True)
+    tenants = list(
+        Tenant.objects.filter(memberships__user=user)
+        .annotate(shared=Exists(others), has_owner=Exists(owners))
+        .order_by("kind", "name")
+    )
+    left = [tenant for tenant in tenants if tenant.shared]
+    owned = set(Membership.objects.filter(user=user, role=Membership.Role.OWNER).values_list("tenant_id", flat=True))
+    return Effects(
+        alone=[tenant for tenant in tenants if not tenant.shared],
+        left=left,
+        ownerless=[tenant for tenant in left if tenant.pk in owned and not tenant.has_owner],
+        ssh_keys=SshKey.objects.filter(user=user).count(),
+        tokens=ApiToken.objects.usable().filter(user=user).count(),
+        sessions=UserSession.objects.filter(user=user).count(),
+    )
+
+
+@transaction.atomic
+def deactivate(*, user: User, actor: Actor) -> User:
+    """An operator closes an account: no login, token, key or session opens anything from now on. Twice is once.
+
+    Tokens and keys are kept and work again after ``reactivate``; sessions do not come back.
+    """
+    user = User.objects.select_for_update().get(pk=user.pk)
+    if user.is_active:
+        _close(user, actor, deleted=False)
+        audit(actor=actor, action="user.deactivated", obj=user)
+    return user
+
+
+@transaction.atomic
+def reactivate(*, user: User, actor: Actor) -> User:
+    """Open a closed account again. Refuses (409 ``account_deleted``) one that its owner has deleted."""
+    user = User.objects.select_for_update().get(pk=user.pk)
+    if is_deleted(user):
+        raise DomainError("This account was deleted by its owner; nobody is left to use it.", code="account_deleted")
+    if not user.is_active:
+        user.is_active = True
+        user.save(update_fields=["is_active"])
+        audit(actor=actor, action="user.reactivated", obj=user)
+        transaction.on_commit(lambda: ssh_keys_changed.send(sender=User, user=user))
+    return user
+
+
+@transaction.atomic
+def delete_account(*, user: User, actor: Actor) -> None:
+    """Delete an account for good. 409 ``last_owner`` while an organisation of several would lose its last owner."""
+    user = User.objects.select_for_update().get(pk=user.pk)
+    found = effects(user)
+    if found.ownerless:
+        names = ", ".join(tenant.name for tenant in found.ownerless)
+        raise DomainError(f"Hand these organisations over or delete them first: {names}.", code="last_owner")
+    address = user.email
+    addresses = {address.lower(), *EmailAddress.objects.filter(user=user).values_list("email", flat=True)}
+    _close(user, actor, deleted=True)
+    ApiToken.objects.filter(user=user, revoked_at__isnull=True).update(revoked_at=timezone.now())
+    audit(actor=actor, action="user.deleted", obj=user)
+    _take_away(user, found)
+    _make_anonymous(user, addresses | {address}, [tenant.pk for tenant in (*found.alone, *found.left)])
+    transaction.on_commit(lambda: _say_goodbye(address))
+
+
+def is_deleted(user: User) -> bool:
+    """Has its owner deleted this account?"""
+    return user.email.endswith(f"@{NOBODY}")
+
+
+def _close(user: User, actor: Actor, *, deleted: bool) -> None:
+    user.is_active = False
+    user.save(update_fields=["is_active"])
+    tenant_ids = list(Membership.objects.filter(user=user).values_list("tenant_id", flat=True))
+    account_closed.send(sender=User, user=user, actor=actor, deleted=deleted)
+    end_sessions(user=user, sessions=UserSession.objects.filter(user=user), actor=actor)
+    transaction.on_commit(lambda: ssh_keys_changed.send(sender=User, user=user, tenant_ids=tenant_ids))
+    transaction.on_commit(lambda: access_changed.send(sender=User, tenant_ids=tenant_ids))
+
+
+def _take_away(user: User, found: Effects) -> None:
+    """What opened something, and the places beside others. Tenants of its own keep their member, for the books."""
+    for model in (SshKey, EmailAddress, Authenticator):
+        model.objects.filter(user=user).delete()
+    Membership.objects.filter(user=user, tenant__in=found.left).delete()
+    user.user_permissions.clear()
+
+
+def _make_anonymous(user: User, addresses: set[str], tenant_ids: list[str]) -> None:
+    label = f"{user.pk}@{NOBODY}"
+    user.email, user.first_name, user.last_name, user.language = label, "", "", ""
+    user.is_staff = user.is_superuser = False
+    user.set_unusable_password()
+    user.save()
+    Tenant.objects.filter(pk__in=tenant_ids, kind=Tenant.Kind.PERSONAL).update(name=label)
+    _scrub_audit(user, addresses, tenant_ids, label)
+    account_erased.send(sender=User, user=user, addresses=sorted(addresses), label=label)
+
+
+def _scrub_audit(user: User, addresses: set[str], tenant_ids: list[str], label: str) -> None:
+    """Who did what stays; the address and where it was done from go."""
+    AuditEvent.objects.filter(actor=user).update(actor_label=label, ip=None)
+    concerned = AuditEvent.objects.filter(
+        Q(actor=user) | Q(object_type="user", object_id=user.pk) | Q(tenant__in=tenant_ids)
+    ).annotate(text=Cast("data", TextField()))
+    for address in addresses:
+        for row in concerned.filter(text__icontains=address).only("data").iterator():
+            row.data = json.loads(json.dumps(row.data, ensure_ascii=False).replace(address, label))
+            row.save(update_fields=["data"])
+
+
+def _say_goodbye(address: str) -> None:
+    """The last mail to the address; the account is gone whether or not it arrives."""
+    try:
+        get_adapter().send_mail("account/email/account_deleted", address, {})
+    except (OSError, SMTPException) as error:
+        logger.warning("deletion: the last mail was not sent (%s)", type(error).__name__)
