@@ -19,6 +19,7 @@ from nodes.agent.failures import EngineError, LaunchError
 from nodes.agent.images import Ticket
 from nodes.agent.launch import Launch
 from nodes.agent.log import logger, step
+from nodes.agent.notices import tell
 from nodes.agent.parts import Parts
 from nodes.agent.portal import Report, ReportAnswer
 from nodes.agent.probe import ProbeKey
@@ -163,7 +164,7 @@ class Actor:
         lease = self._wanted(record)
         key = ProbeKey.make()
         # Early, so that the gateway has read the file long before the container is up.
-        self._parts.gateway.put(lease.id, lease.authorized_keys, key.public_line)
+        self._parts.gateway.put(lease.id, lease.authorized_keys, key.public_line, authorities=lease.ssh_ca)
         facts = self._engine_says(record)
         if facts and facts.running:
             record.container_id = facts.id
@@ -174,7 +175,8 @@ class Actor:
         with step("prove", record.lease_id, record.generation):
             evidence = self._parts.prover.prove(self._wanted(record), key, lambda s: self._pause_proof(record, s))
         self._enter(record, "running")
-        self._parts.gateway.put(lease.id, self._wanted(record).authorized_keys)
+        wanted = self._wanted(record)
+        self._parts.gateway.put(lease.id, wanted.authorized_keys, authorities=wanted.ssh_ca)
         self._report(record, "ready", evidence=evidence)
 
     def _launch(self, record: LeaseRecord, lease: DesiredLease) -> None:
@@ -320,13 +322,15 @@ class Actor:
         order = self._order
         if not order or not order.lease or not record.desired:
             return
-        keys_differ = order.lease.authorized_keys != record.desired.authorized_keys
+        wanted, known = order.lease, record.desired
+        keys_differ = (wanted.authorized_keys, wanted.ssh_ca) != (known.authorized_keys, known.ssh_ca)
         moved = (order.deadline is None) != (record.deadline is None) or abs(
             (order.deadline or 0) - (record.deadline or 0)
         ) > SAME_DEADLINE_S
-        record.desired = order.lease
+        record.desired = wanted
         if keys_differ:
-            self._parts.gateway.put(record.lease_id, order.lease.authorized_keys)
+            self._parts.gateway.put(record.lease_id, wanted.authorized_keys, authorities=wanted.ssh_ca)
+        tell(wanted.notices, record, self._parts.gateway, self._parts.store)
         if keys_differ or moved:
             record.deadline = order.deadline
             self._parts.store.save(record)

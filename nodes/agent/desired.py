@@ -7,7 +7,7 @@ portal might say beyond them can reach the engine.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from nodes.agent.failures import Failure
 
@@ -24,6 +24,7 @@ IMAGE = re.compile(
 KEY_LINE = re.compile(r"[a-z0-9@.-]{3,64} [A-Za-z0-9+/]{16,8192}={0,2}( [^\r\n]{0,200})?")
 
 MAX_BYTES = 1 << 50
+MAX_ID = 64
 
 
 class DesiredInvalidError(ValueError):
@@ -32,6 +33,13 @@ class DesiredInvalidError(ValueError):
     def __init__(self, message: str, failure: Failure = "failed_launch") -> None:
         super().__init__(message)
         self.failure: Failure = failure
+
+
+class Notice(NamedTuple):
+    """A line for the lease's open terminals; shown once per id."""
+
+    id: str
+    text: str
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,8 @@ class DesiredLease:
     authorized_keys: tuple[str, ...]
     deadline_s: int | None
     stop_grace_s: int
+    notices: tuple[Notice, ...] = ()
+    ssh_ca: tuple[str, ...] = ()  # public key lines of the portal's certificate authorities
 
 
 def container_name(lease_id: str, generation: int) -> str:
@@ -89,6 +99,8 @@ def parse_lease(raw: Mapping[str, object]) -> DesiredLease:
         authorized_keys=_keys(raw),
         deadline_s=None if deadline is None else max(0, _integer(raw, "deadline_s", -(1 << 40), 1 << 40)),
         stop_grace_s=_integer(raw, "stop_grace_s", 0, 3600),
+        notices=_notices(raw),
+        ssh_ca=_authorities(raw),
     )
 
 
@@ -138,3 +150,18 @@ def _devices(raw: Mapping[str, object]) -> tuple[str, ...]:
 
 def _keys(raw: Mapping[str, object]) -> tuple[str, ...]:
     return _texts(raw, "authorized_keys", KEY_LINE)
+
+
+def _notices(raw: Mapping[str, object]) -> tuple[Notice, ...]:
+    """What can be read of them: no lease fails for a line of text."""
+    values = raw.get("notices")
+    entries = [entry for entry in values if isinstance(entry, Mapping)] if isinstance(values, list) else []
+    pairs = [(entry.get("id"), entry.get("text")) for entry in entries]
+    return tuple(Notice(i, t) for i, t in pairs if isinstance(i, str) and isinstance(t, str) and 0 < len(i) <= MAX_ID)
+
+
+def _authorities(raw: Mapping[str, object]) -> tuple[str, ...]:
+    """Those in a form this node accepts; without one the portal's own logins fail, and no renter's."""
+    values = raw.get("ssh_ca")
+    lines = values if isinstance(values, list) else []
+    return tuple(line for line in lines if isinstance(line, str) and KEY_LINE.fullmatch(line))

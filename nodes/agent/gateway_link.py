@@ -40,12 +40,25 @@ class GatewayLink:
         share_directory(self._directory, group)
         self._leases: dict[str, dict[str, object]] = self._load()
 
-    def put(self, lease_id: str, keys: Collection[str], probe_key: str | None = None) -> None:
-        """Let exactly these key lines into a lease, from the gateway's next look at the file."""
-        entry: dict[str, object] = {"keys": list(keys), "probe_key": probe_key}
+    def put(
+        self, lease_id: str, keys: Collection[str], probe_key: str | None = None, *, authorities: Collection[str] = ()
+    ) -> None:
+        """Let exactly these key lines into a lease, and who has a certificate of these authorities.
+
+        It holds from the gateway's next look at the file.
+        """
+        entry: dict[str, object] = {"keys": list(keys), "probe_key": probe_key, "ca": list(authorities)}
         with self._lock:
             if self._leases.get(lease_id) != entry:
                 self._leases[lease_id] = entry
+                self._write()
+
+    def let_probe(self, lease_id: str, probe_key: str | None) -> None:
+        """Let this probe key in beside the lease's keys, or none any more; a lease that is not there stays away."""
+        with self._lock:
+            entry = self._leases.get(lease_id)
+            if entry is not None and entry.get("probe_key") != probe_key:
+                self._leases[lease_id] = {**entry, "probe_key": probe_key}
                 self._write()
 
     def drop(self, lease_id: str) -> None:
@@ -69,6 +82,17 @@ class GatewayLink:
         answer = self._control({"op": "keys", "lease": lease_id})
         keys = answer.get("keys")
         return GatewayAnswer(frozenset(keys if isinstance(keys, list) else ()), str(answer.get("host_key", "")))
+
+    def show(self, lease_id: str, text: str) -> int:
+        """Write a line to the open terminals of a lease; how many there were.
+
+        Raises:
+            GatewayDownError: no answer, or none that can be read.
+        """
+        terminals = self._control({"op": "notice", "lease": lease_id, "text": text}).get("terminals")
+        if not isinstance(terminals, int):
+            raise GatewayDownError("the SSH gateway does not take notices")
+        return terminals
 
     def last_inputs(self) -> dict[str, float | None]:
         """Seconds since somebody sent something into a session or forward of each lease; None: never.

@@ -154,6 +154,10 @@ class PortalClient:
             state=str(answer.get("state", "")), want="run" if want == "run" else "stop" if want == "stop" else "none"
         )
 
+    def ssh_events(self, events: list[dict[str, object]]) -> None:
+        """Tell what the SSH gateway wrote to its audit file, oldest first."""
+        self._call("POST", "ssh-events", {"events": events})
+
     def _call(
         self,
         method: str,

@@ -83,9 +83,28 @@ class SshProver:
             delay = min(delay * 2, LONGEST_PAUSE_S)
         raise LaunchError("failed_launch", f"The lease started, but {problem}.")
 
+    async def knock(self, lease_id: str, key: ProbeKey, answer: GatewayAnswer) -> str:
+        """Log in once more, to see whether the way in is open; why nothing starts inside, empty where it does.
+
+        Raises OSError, TimeoutError, asyncssh.Error where the login itself fails.
+        """
+        options = self._options(lease_id, key, answer)
+        async with asyncssh.connect(self._host, self._port, options=options) as connection:
+            try:
+                result = await asyncio.wait_for(connection.run("probe", check=False), LOGIN_TIMEOUT_S)
+            except (TimeoutError, asyncssh.Error) as error:
+                return type(error).__name__
+        return "" if result.exit_status == 0 else str(result.stderr or "").strip()[:200]
+
     async def _login(self, lease_id: str, key: ProbeKey, answer: GatewayAnswer) -> str:
+        options = self._options(lease_id, key, answer)
+        async with asyncssh.connect(self._host, self._port, options=options) as connection:
+            result = await asyncio.wait_for(connection.run("probe", check=False), LOGIN_TIMEOUT_S)
+        return str(result.stdout or "")
+
+    def _options(self, lease_id: str, key: ProbeKey, answer: GatewayAnswer) -> asyncssh.SSHClientConnectionOptions:
         host_key = asyncssh.import_public_key(answer.host_key)
-        options = asyncssh.SSHClientConnectionOptions(
+        return asyncssh.SSHClientConnectionOptions(
             username=lease_id,
             client_keys=[key.private],
             known_hosts=([host_key], [], []),
@@ -95,9 +114,6 @@ class SshProver:
             connect_timeout=LOGIN_TIMEOUT_S,
             login_timeout=LOGIN_TIMEOUT_S,
         )
-        async with asyncssh.connect(self._host, self._port, options=options) as connection:
-            result = await asyncio.wait_for(connection.run("probe", check=False), LOGIN_TIMEOUT_S)
-        return str(result.stdout or "")
 
 
 def fingerprint(line: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 from nodes.agent.config import write_private
 from nodes.agent.contact import boot_id
-from nodes.agent.desired import LEASE_ID, DesiredLease
+from nodes.agent.desired import LEASE_ID, DesiredLease, Notice
 from nodes.agent.log import logger
 
 Phase = Literal["pulling", "starting", "started", "running", "stopping", "stopped", "cleaning"]
@@ -35,6 +35,7 @@ class LeaseRecord:
     deadline: float | None = None
     memory_base: dict[str, int] = field(default_factory=dict)
     pids_base: dict[str, list[int]] = field(default_factory=dict)
+    told: list[str] = field(default_factory=list)  # ids of the notices that its terminals have had
 
 
 class Store:
@@ -83,5 +84,6 @@ def _record(saved: dict[str, object]) -> LeaseRecord:
 
 def _desired(saved: Mapping[str, object]) -> DesiredLease:
     texts: Any = saved  # our own file, written by `save`; a wrong key is a TypeError
-    lists = {name: tuple(texts[name]) for name in ("devices", "authorized_keys")}
-    return DesiredLease(**{**texts, **lists})
+    lists = {name: tuple(texts.get(name, ())) for name in ("devices", "authorized_keys", "ssh_ca")}
+    notices = tuple(Notice(*entry) for entry in texts.get("notices", ()))
+    return DesiredLease(**{**texts, **lists, "notices": notices})
