@@ -24,6 +24,8 @@ from nodes.agent.portal import PortalClient
 from nodes.agent.preflight import Preflight, PreflightKeeper
 from nodes.agent.probe import Prover, SshProver
 from nodes.agent.reconciler import Reconciler
+from nodes.agent.ssh_events import SshEvents
+from nodes.agent.ssh_watch import SshWatch
 from nodes.agent.store import Store
 from nodes.agent.volumes import Volumes
 from nodes.agent.worker import WakeWorker
@@ -71,7 +73,12 @@ class Agent:
             on_driver_fault=self._driver_fault,
             cleaning_limit_s=options.cleaning_limit_s,
         )
+        self._ssh_events = SshEvents(self._portal, state / "gateway" / "audit.log", state / "ssh_events.json")
         self.reconciler = Reconciler(self._parts, self._rules, identity.node_id, identity.pull_s)
+        self._ssh_watch = SshWatch(
+            self.reconciler.records, gateway, SshProver(gateway, options.local_ssh_port), self._portal,
+            port=options.local_ssh_port, file=state / "ssh_watch.json",
+        )  # fmt: skip
         self._activity = ActivitySampler(
             self.reconciler.records, self._engine, self._gpus, gateway, every_s=options.sample_s
         )
@@ -104,6 +111,8 @@ class Agent:
         self.reconciler.start()
         self._activity.start()
         self._heartbeat.start()
+        self._ssh_watch.start()
+        self._ssh_events.start()
         self._preflight.start()
         if self._worker:
             self._worker.start()
@@ -112,6 +121,8 @@ class Agent:
         """Leave every lease running and end."""
         if self._worker:
             self._worker.stop()
+        self._ssh_events.stop()
+        self._ssh_watch.stop()
         self._preflight.stop()
         self._heartbeat.stop()
         self._activity.stop()
