@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nodes.agent.activity_gpus import CardMeter
 from nodes.agent.cleaning import MEMORY_TOLERANCE
 from nodes.agent.engine import DockerEngine
 from nodes.agent.failures import AgentError, EngineError
@@ -38,6 +39,8 @@ NOFILE = 20_000
 MANY_FILES = 1_048_576
 CAP_SYS_RESOURCE = 24
 SETTLE_S = 30.0
+LOOK_S = 10  # between a burst and the look that must still see it
+IDLE_BELOW = 5  # percent
 
 
 class Failed(Exception):  # reads as what happened
@@ -131,6 +134,7 @@ def run_steps(machine: Machine) -> Iterator[Result]:
         "exact_devices": lambda: exact_devices(machine),
         "vram_canary": canary.run,
         "clean_after": canary.clean_after,
+        "gpu_load": lambda: gpu_load(machine),
         "limits": lambda: limits(machine),
     }
     try:
@@ -209,14 +213,14 @@ class Canary:
     def run(self) -> str:
         """Write, release, read."""
         gpu = self._machine.idle()
-        program, marker = self._compile(), secrets.token_hex(4)
+        program, marker = _compile(self._machine), secrets.token_hex(4)
         gpus = self._machine.gpus
         self._base = gpu, gpus.memory_used(gpu), gpus.processes(gpu)
-        with self._vram(gpu, program, "write", marker) as writer:
+        with _vram(self._machine, gpu, program, "write", marker) as writer:
             written = _vram_answer(writer.wait_line())
             held = gpus.memory_used(gpu) - self._base[1]
         self.clean_after()
-        with self._vram(gpu, program, "read", marker) as reader:
+        with _vram(self._machine, gpu, program, "read", marker) as reader:
             read = _vram_answer(reader.wait())
         if read["marker_words"]:
             raise Failed(f"the next lease found {read['marker_words']} words of the marker")
@@ -240,18 +244,41 @@ class Canary:
                 raise Failed(f"{gpu}: {above >> 20} MiB above its base, processes {sorted(left)}")
             time.sleep(0.2)
 
-    def _vram(self, gpu: str, program: Path, verb: str, marker: str) -> AbstractContextManager[Container]:
-        machine = self._machine
-        command = (*LOADER, f"{WORKSPACE_TARGET}/{program.name}", verb, marker)
-        return machine.run([gpu], machine.image, *command, program=program)
 
-    def _compile(self) -> Path:
-        program = self._machine.directory / "vram"
-        command = ["gcc", "-O2", "-o", str(program), str(SOURCE), "-ldl"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise Failed(f"vram.c does not compile: {done.stderr[-300:]}")
-        return program
+def gpu_load(machine: Machine) -> str:
+    """A burst of work is seen by a look that comes later; memory that is only held, and nvidia-smi, are no load."""
+    gpu, program = machine.idle(), _compile(machine)
+    gpus = machine.gpus
+    kept = [gpus.process_load(gpu, 0) is not None, gpus.card_load(gpu, 0) is not None]
+    meter = CardMeter(gpus, gpu)
+    with _vram(machine, gpu, program, "burst", secrets.token_hex(4)) as worker:
+        _vram_answer(worker.wait_line())
+        time.sleep(LOOK_S)
+        begin = time.monotonic()
+        burst = meter.read()["gpu_percent"]
+        look_ms = (time.monotonic() - begin) * 1000
+        for _ in range(LOOK_S):
+            subprocess.run(["nvidia-smi"], capture_output=True, check=False, timeout=60)
+            time.sleep(1)
+        held = meter.read()["gpu_percent"]
+    words = f"{burst} % after a burst, {held} % while memory is held and nvidia-smi asks; a look takes {look_ms:.1f} ms"
+    if burst is None or burst < IDLE_BELOW or held is None or held >= IDLE_BELOW:
+        raise Failed(f"{words}; samples are kept by process: {kept[0]}, by card: {kept[1]}")
+    return f"{words}; samples are kept by process: {kept[0]}, by card: {kept[1]}"
+
+
+def _vram(machine: Machine, gpu: str, program: Path, verb: str, marker: str) -> AbstractContextManager[Container]:
+    command = (*LOADER, f"{WORKSPACE_TARGET}/{program.name}", verb, marker)
+    return machine.run([gpu], machine.image, *command, program=program)
+
+
+def _compile(machine: Machine) -> Path:
+    program = machine.directory / "vram"
+    command = ["gcc", "-O2", "-o", str(program), str(SOURCE), "-ldl"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Failed(f"vram.c does not compile: {done.stderr[-300:]}")
+    return program
 
 
 def _vram_answer(output: str) -> dict[str, int]:

@@ -1,6 +1,7 @@
-/* vram: writes a marker into a GPU's memory, or looks for one that somebody else left.
+/* vram: writes a marker into a GPU's memory, looks for one that somebody else left, or works for a moment.
  *
  *   vram write MARKER     fills nearly all free memory with the marker and keeps it until it is killed
+ *   vram burst MARKER     as write, and keeps the GPU busy for some seconds before it says so
  *   vram read MARKER      allocates nearly all free memory and counts the marker's words, without writing first
  *
  * One JSON line on stdout. Used by scripts/gpu-check on a machine with real GPUs: two leases after each other on one card.
@@ -11,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 typedef unsigned long long devptr;
@@ -26,6 +28,7 @@ static int (*cu_sync)(void);
 
 #define CHUNK ((size_t)64 << 20)
 #define KEEP_FREE ((size_t)512 << 20)
+#define BURST_S 5
 
 static int fail(const char *what, int code) {
     printf("{\"ok\":false,\"error\":\"%s\",\"code\":%d}\n", what, code);
@@ -66,23 +69,26 @@ static unsigned long long count_words(devptr at, unsigned marker, uint32_t *buff
 }
 
 int main(int argc, char **argv) {
-    if (argc != 3 || (strcmp(argv[1], "write") && strcmp(argv[1], "read"))) {
-        fprintf(stderr, "usage: vram write|read MARKER (8 hex digits)\n");
+    if (argc != 3 || (strcmp(argv[1], "write") && strcmp(argv[1], "burst") && strcmp(argv[1], "read"))) {
+        fprintf(stderr, "usage: vram write|burst|read MARKER (8 hex digits)\n");
         return 2;
     }
-    int writing = !strcmp(argv[1], "write"), code = 0;
+    int writing = strcmp(argv[1], "read"), working = !strcmp(argv[1], "burst"), code = 0;
     unsigned marker = (unsigned)strtoul(argv[2], NULL, 16);
     size_t free_bytes, total;
     unsigned long long hits = 0, bytes = 0;
     uint32_t *buffer = malloc(CHUNK);
     if (!buffer || load() || open_first_gpu()) return 1;
     if ((code = cu_info(&free_bytes, &total))) return fail("cuMemGetInfo", code);
-    for (devptr at; free_bytes > KEEP_FREE + CHUNK && !cu_alloc(&at, CHUNK); free_bytes -= CHUNK, bytes += CHUNK) {
+    devptr at = 0;
+    for (; free_bytes > KEEP_FREE + CHUNK && !cu_alloc(&at, CHUNK); free_bytes -= CHUNK, bytes += CHUNK) {
         if (writing) code = cu_fill(at, marker, CHUNK / 4);
         else hits += count_words(at, marker, buffer, &code);
         if (code) return fail(writing ? "cuMemsetD32" : "cuMemcpyDtoH", code);
     }
-    if ((code = cu_sync())) return fail("cuCtxSynchronize", code);
+    for (time_t end = time(NULL) + BURST_S; working && at && !code && time(NULL) < end; code = cu_sync())
+        if ((code = cu_fill(at, marker, CHUNK / 4))) return fail("cuMemsetD32", code);
+    if (code || (code = cu_sync())) return fail("cuCtxSynchronize", code);
     printf("{\"ok\":true,\"bytes\":%llu,\"total\":%zu,\"marker_words\":%llu}\n", bytes, total, hits);
     fflush(stdout);
     while (writing) pause();

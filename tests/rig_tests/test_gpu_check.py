@@ -59,6 +59,7 @@ def test_every_step_but_the_canary_runs_against_the_stand_in(engine: Engine, bun
     assert steps.pop("limits") in {"ok", "skipped"}, done.stdout
     assert steps == {
         "toolkit": "ok", "uuids": "ok", "exact_devices": "ok", "vram_canary": "failed", "clean_after": "ok",
+        "gpu_load": "failed",
     }, done.stdout  # fmt: skip
     canary = next(step for step in found["steps"] if step["name"] == "vram_canary")
     assert canary["why"] == "vram: libcuda.so.1 cannot be loaded -1"
