@@ -14,6 +14,8 @@ from nodes.agent.engine import DockerEngine, Engine
 from nodes.agent.execd import Execd, RunningContainer
 from nodes.agent.failures import AgentError, EngineError
 from nodes.agent.gateway_link import GatewayLink, group_id, share_directory
+from nodes.agent.gpu_faults import FaultBook
+from nodes.agent.gpu_watch import GpuWatch
 from nodes.agent.gpus import Gpus
 from nodes.agent.heartbeat import Heartbeat, Inventory, gpu_request
 from nodes.agent.hostconfig import NodeFacts
@@ -53,7 +55,11 @@ class Agent:
         self._contact = Contact(state / "contact.json", identity.silence_s)
         self._portal = PortalClient(identity.portal_url, identity.node_token, self._contact)
         self._engine = engine or DockerEngine(options.docker_socket)
-        self._gpus = Gpus(options.nvml)
+        faults = FaultBook(state / "gpu-faults")
+        self._gpus = Gpus(options.nvml, faults.why)
+        self._gpu_watch = GpuWatch(
+            self._gpus, faults, options.kernel_log, on_silent=self._driver_silent, on_back=self._driver_fault
+        )
         self._rules = rules or HostRules()
         gateway = GatewayLink(run, options.gateway_group)
         volumes = Volumes(state / "volumes")
@@ -83,7 +89,7 @@ class Agent:
             self.reconciler.records, self._engine, self._gpus, gateway, every_s=options.sample_s
         )
         self._heartbeat = Heartbeat(
-            self._portal, self._contact, self.reconciler, self._inventory, self._gpus, self._activity,
+            self._portal, self._contact, self.reconciler, self._inventory, self._gpu_watch, self._activity,
             identity.heartbeat_s,
         )  # fmt: skip
         preflight = Preflight(
@@ -107,6 +113,7 @@ class Agent:
         """
         self._rules.ensure()
         self._cached_facts = self._read_node_facts()
+        self._gpu_watch.start()
         self._execd.start()
         self.reconciler.start()
         self._activity.start()
@@ -125,6 +132,7 @@ class Agent:
         self._ssh_watch.stop()
         self._preflight.stop()
         self._heartbeat.stop()
+        self._gpu_watch.stop()
         self._activity.stop()
         self.reconciler.stop()
         self._parts.images.close()
@@ -147,14 +155,21 @@ class Agent:
         return frozenset(device for record in self.reconciler.records() for device in record.devices)
 
     def _node_facts(self) -> NodeFacts:
+        if not self._facts_are_certain:  # the engine was not up when they were read
+            self._cached_facts = self._read_node_facts()
         return self._cached_facts
 
     def _read_node_facts(self) -> NodeFacts:
         uuids = tuple(gpu.uuid for gpu in self._gpus.inventory())
-        request = gpu_request(self._inventory.engine_facts(), uuids, simulated=self._options.simulate)
+        engine = self._inventory.engine_facts()
+        self._facts_are_certain = engine is not None
+        request = gpu_request(engine, uuids, simulated=self._options.simulate)
         return NodeFacts(
             self._identity.node_id, request, self._options.bundle_dir, self._options.nofile, self._options.memlock
         )
+
+    def _driver_silent(self) -> None:
+        self._preflight.refuse("gpus", "the NVIDIA driver does not answer")
 
     def _driver_fault(self) -> None:
         self._cached_facts = self._read_node_facts()

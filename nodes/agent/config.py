@@ -48,6 +48,7 @@ class Options:
     allow_plain_http: bool = False
     memlock: bool = False  # whether this node may lift RLIMIT_MEMLOCK for RDMA
     nofile: int = 20000
+    kernel_log: Path = Path("/dev/kmsg")  # where the driver tells of errors of GPUs
     cleaning_limit_s: int = 30  # how long a device may take to come clean before it is quarantined
     sample_s: int = 15  # how often it is measured what leases do
     log_level: str = "INFO"

@@ -56,8 +56,8 @@ class GpuUnreadableError(Exception):
 class Gpus:
     """The GPUs of this machine through one NVML session; safe to use from several threads."""
 
-    def __init__(self, library: str = "") -> None:
-        """Load NVML.
+    def __init__(self, library: str = "", fault_of: Callable[[str], str] | None = None) -> None:
+        """Load NVML. `fault_of` tells why a GPU is out though NVML has nothing against it.
 
         Raises:
             AgentError: no driver, or a driver that does not start.
@@ -72,8 +72,10 @@ class Gpus:
                 f"The NVIDIA driver cannot be used here ({error}). Install the driver and check that nvidia-smi works, "
                 "or start with --simulate and a stand-in given by --nvml."
             ) from error
+        self._fault_of = fault_of or (lambda _uuid: "")
         self._seen: dict[str, GpuFacts] = {}
         self._lock = threading.Lock()
+        self._events: _XidEvents | None = None
 
     def driver_version(self) -> str | None:
         """As nvidia-smi prints it."""
@@ -92,12 +94,23 @@ class Gpus:
             facts = _optional(partial(_read, index))
             if facts:
                 found[facts.uuid] = facts
+                if facts.healthy and (fault := self._fault_of(facts.uuid)):
+                    found[facts.uuid] = replace(facts, healthy=False, fault=fault)
         with self._lock:
             for uuid, known in self._seen.items():
                 if uuid not in found:
-                    found[uuid] = replace(known, healthy=False, fault="the driver does not see this GPU any more")
+                    fault = self._fault_of(uuid) or "the driver does not see this GPU any more"
+                    found[uuid] = replace(known, healthy=False, fault=fault)
             self._seen = found
             return tuple(sorted(found.values(), key=lambda gpu: gpu.index))
+
+    def wait_for_xid(self, uuids: tuple[str, ...], seconds: float) -> tuple[str, int] | None:
+        """The next Xid that the driver tells of one of these GPUs, as UUID and code; None when none came in time.
+
+        For one thread. Waits for the whole time too where the driver has no such events.
+        """
+        self._events = self._events or _XidEvents()
+        return self._events.wait(uuids, seconds)
 
     def has(self, uuid: str) -> bool:
         """Whether NVML answers for this GPU or MIG device now."""
@@ -166,6 +179,44 @@ class Gpus:
         """
         rates = _samples(uuid, lambda handle: (nvml.nvmlDeviceGetUtilizationRates(handle),))
         return max(int(rates[0].gpu), int(rates[0].memory)) if rates else None
+
+
+class _XidEvents:
+    """A set of the driver's events, in which each GPU is registered once."""
+
+    def __init__(self) -> None:
+        self._set = _optional(nvml.nvmlEventSetCreate)
+        self._uuids: dict[int, str] = {}  # by handle: a GPU that is lost does not tell its UUID any more
+        self._pause = threading.Event()
+
+    def wait(self, uuids: tuple[str, ...], seconds: float) -> tuple[str, int] | None:
+        for uuid in set(uuids) - set(self._uuids.values()):
+            self._register(uuid)
+        if not self._uuids:
+            self._pause.wait(seconds)  # never set
+            return None
+        try:
+            data = nvml.nvmlEventSetWait(self._set, round(seconds * 1000))
+        except pynvml.NVMLError as error:
+            if error.value != pynvml.NVML_ERROR_TIMEOUT:
+                self._pause.wait(seconds)
+            return None
+        uuid = self._uuids.get(_address(data.device))
+        return (uuid, int(data.eventData)) if uuid and data.eventType == nvml.nvmlEventTypeXidCriticalError else None
+
+    def _register(self, uuid: str) -> None:
+        if self._set is None:
+            return
+        try:
+            handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+            nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, self._set)
+        except pynvml.NVMLError:
+            return  # lost, or without events: the kernel's log speaks of it
+        self._uuids[_address(handle)] = uuid
+
+
+def _address(handle: Any) -> int:  # an opaque NVML handle
+    return int(ctypes.cast(handle, ctypes.c_void_p).value or 0)
 
 
 def _handle(uuid: str) -> Any:  # an opaque NVML handle

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Protocol
 from uuid import uuid4
 
 from nodes.agent import VERSION
@@ -14,7 +15,7 @@ from nodes.agent.config import Options
 from nodes.agent.contact import Contact, boot_id
 from nodes.agent.engine import Engine, EngineFacts
 from nodes.agent.failures import EngineError
-from nodes.agent.gpus import Gpus
+from nodes.agent.gpus import GpuFacts, Gpus
 from nodes.agent.hostconfig import GpuRequest
 from nodes.agent.log import logger
 from nodes.agent.machine import read_machine
@@ -91,6 +92,13 @@ def host_key(state_dir: Path) -> str:
     return " ".join(line.split()[:2])
 
 
+class SeesGpus(Protocol):
+    """Tells how the GPUs are without waiting for them."""
+
+    def inventory(self) -> tuple[GpuFacts, ...]:
+        """The GPUs as they were seen last."""
+
+
 class Heartbeat:
     """Keeps the portal informed, and the silence rule fed.
 
@@ -103,7 +111,7 @@ class Heartbeat:
         contact: Contact,
         reconciler: Reconciler,
         inventory: Inventory,
-        gpus: Gpus,
+        gpus: SeesGpus,
         activity: ActivitySampler,
         every_s: float,
     ) -> None:

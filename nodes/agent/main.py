@@ -12,8 +12,10 @@ from nodes.agent import VERSION, log
 from nodes.agent.agent import Agent, prepare_directories, take_lock
 from nodes.agent.config import Options, load_identity, load_options, save
 from nodes.agent.contact import boot_id
+from nodes.agent.desired import DEVICE_UUID
 from nodes.agent.failures import AgentError
 from nodes.agent.gateway_link import group_id
+from nodes.agent.gpu_faults import FaultBook
 from nodes.agent.heartbeat import host_key
 from nodes.agent.log import logger
 from nodes.agent.machine import machine_id
@@ -35,7 +37,9 @@ def parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="serve leases until stopped")
     status = commands.add_parser("status", help="tell what this node is and what runs here")
     retire = commands.add_parser("retire", help="take the network rules away")
-    for command in (enrol, run, status, retire):
+    mended = commands.add_parser("gpu-mended", help="a GPU that was out after an error was reset or replaced")
+    mended.add_argument("uuid", metavar="GPU-…", help="its UUID, as nvidia-smi -L prints it")
+    for command in (enrol, run, status, retire, mended):
         command.add_argument("--state", dest="state_dir", type=Path, help="what must outlive a reboot")
         command.add_argument("--run", dest="run_dir", type=Path, help="sockets shared with the gateway")
     for command in (enrol, run):
@@ -68,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         options = load_options(given)
         log.configure(options.log_level)
-        handlers = {"enrol": _enrol, "run": _run, "status": _status, "retire": _retire}
+        handlers = {"enrol": _enrol, "run": _run, "status": _status, "retire": _retire, "gpu-mended": _mended}
         return handlers[command](options, given)
     except (AgentError, PortalUnavailableError, PortalRefusedError) as error:
         sys.stderr.write(f"{error}\n")
@@ -136,6 +140,15 @@ def _status(options: Options, _given: dict[str, object]) -> int:
     lines += [f"lease   {r.lease_id} generation {r.generation}: {r.phase}, {', '.join(r.devices)}" for r in records]
     sys.stdout.write("\n".join(lines if records else [*lines, "lease   none"]) + "\n")
     return 0 if running == "running" else FAILED
+
+
+def _mended(options: Options, given: dict[str, object]) -> int:
+    uuid = str(given["uuid"])
+    if not DEVICE_UUID.fullmatch(uuid):
+        raise AgentError(f"Give the UUID of a GPU, as nvidia-smi -L prints it, not {uuid!r}.")
+    was_out = FaultBook(options.state_dir / "gpu-faults").forgive(uuid)
+    sys.stdout.write(f"{uuid} is leased again.\n" if was_out else f"{uuid} was not out.\n")
+    return 0
 
 
 def _retire(options: Options, _given: dict[str, object]) -> int:

@@ -173,6 +173,14 @@ class PreflightKeeper:
         """Something speaks against this node: look again."""
         self._asked.set()
 
+    def refuse(self, name: str, detail: str) -> None:
+        """Something that keeps the checks themselves from ending: the node sells nothing until the next good run.
+
+        Raises:
+            PortalUnavailableError, PortalRefusedError: the portal does not know yet.
+        """
+        self._portal.preflight(ok=False, checks=[{"name": name, "ok": False, "detail": detail}])
+
     def stop(self) -> None:
         """End the thread."""
         self._stopping = True
