@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 WAY_S = 5  # of a sample to us, beside the wait for its heartbeat
 LOOKS_S = 30  # two looks of an agent: when nothing newer comes, what happens now is not known
+ENFORCE, SHADOW = "enforce", "shadow"  # of IDLE_MODE; the third is off
 WRITTEN = ("sampled_at", "uncovered_s", "active_at", "active_signal", "active_known", "signals")
 
 
@@ -117,3 +118,19 @@ def verdict(lease: Lease, row: LeaseActivity | None, now: datetime) -> idle.Verd
         return None
     person = idle.Person(lease.ready_at, lease.kept_at, row.warned_for, row.warned_at)
     return idle.judge(clock(row), rule(lease.inactive_timeout_s), person, now)
+
+
+def signals(row: LeaseActivity) -> list[dict[str, Any]]:
+    """Each signal of the last sample: ``{"name", "value", "limit", "state", "last_active_at"}``."""
+    least, said = limits(), row.signals
+    return [
+        {
+            "name": signal.value,
+            "value": said[signal]["value"],
+            "limit": least.of(signal),
+            "state": said[signal]["state"],
+            "last_active_at": said[signal]["active_at"],
+        }
+        for signal in idle.Signal
+        if signal in said
+    ]

@@ -6,7 +6,7 @@ in between counts.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 from django.db import transaction
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from portal.actor import Actor
 
-ENFORCE: Final = "enforce"
-SHADOW: Final = "shadow"
 WARNED, RELEASED, SHADOWED = "idle_warning", "idle_released", "idle_shadow"  # codes of the history
 
 
@@ -37,13 +35,13 @@ def _is_due(row: LeaseActivity, now: datetime) -> bool:
     verdict = activity.verdict(row.lease, row, now)
     if verdict is None:
         return False
-    if settings.IDLE_MODE == ENFORCE:
+    if settings.IDLE_MODE == activity.ENFORCE:
         return verdict.warn or verdict.release or verdict.taken_back
     return row.warned_for is not None or _to_shadow(row, verdict)
 
 
 def _to_shadow(row: LeaseActivity, verdict: idle.Verdict) -> bool:
-    return settings.IDLE_MODE == SHADOW and verdict.over and row.shadowed_for != verdict.idle_since
+    return settings.IDLE_MODE == activity.SHADOW and verdict.over and row.shadowed_for != verdict.idle_since
 
 
 @transaction.atomic
@@ -55,7 +53,7 @@ def settle(*, lease_id: str, actor: Actor) -> Lease:
     verdict = activity.verdict(lease, row, now)
     if row is None or verdict is None:
         return lease
-    enforced = settings.IDLE_MODE == ENFORCE
+    enforced = settings.IDLE_MODE == activity.ENFORCE
     if verdict.taken_back or (row.warned_for is not None and not enforced):
         notices.take_back(lease=lease, prefix=IDLE_WARNING)
         _mark(row, warned_for=None, warned_at=None)
@@ -105,21 +103,5 @@ def facts(lease: Lease, row: LeaseActivity, verdict: idle.Verdict, now: datetime
         "since": verdict.since,
         "signal": row.active_signal,
         "known": row.active_known,
-        "signals": signals(row),
+        "signals": activity.signals(row),
     }
-
-
-def signals(row: LeaseActivity) -> list[dict[str, Any]]:
-    """Each signal of the last sample: ``{"name", "value", "limit", "state", "last_active_at"}``."""
-    limits, said = activity.limits(), row.signals
-    return [
-        {
-            "name": signal.value,
-            "value": said[signal]["value"],
-            "limit": limits.of(signal),
-            "state": said[signal]["state"],
-            "last_active_at": said[signal]["active_at"],
-        }
-        for signal in idle.Signal
-        if signal in said
-    ]

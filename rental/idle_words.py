@@ -139,6 +139,23 @@ def used_last(data: Mapping[str, Any]) -> str:
     return _("%(signal)s at %(at)s") % {"signal": name, "at": at}
 
 
+def used_by(last: str, signal: str, *, known: bool) -> str:
+    """What counted as use last, without the time."""
+    if last == "kept":
+        return _("kept by the renter")
+    if last == "ready":
+        return _("nothing yet")
+    if not signal:
+        return _("not known: nothing was measured")
+    name = str(NAMES.get(signal, signal))
+    return name if known else _("%(signal)s could not be read") % {"signal": name}
+
+
+def why(data: Mapping[str, Any]) -> str:
+    """The sentence below a line of history."""
+    return _("Idle for %(time)s. Last use: %(last)s.") % {"time": span(data["idle_s"]), "last": used_last(data)}
+
+
 # --- notices ----------------------------------------------------------------------------------------------------------
 
 

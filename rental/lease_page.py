@@ -12,7 +12,7 @@ from billing import money
 from portal import formatting
 from portal.models import ROLES_THAT_LEASE, Membership
 from portal.templatetags.lessor import ticks_cost
-from rental import catalog, connect, metering, receipts, words
+from rental import activity, catalog, connect, idle_shown, metering, receipts, words
 from rental.models import Lease, device_uuids
 from rental.states import BEFORE_READY, OPEN, State
 
@@ -70,7 +70,7 @@ class Row:
 
 def visible(user: User) -> LeaseQuerySet:
     """The leases a person may look at, with what every page of them reads."""
-    return Lease.objects.visible_to(user).select_related("tenant", "node")
+    return Lease.objects.visible_to(user).select_related("tenant", "node", "activity")
 
 
 def rows(leases: Sequence[Lease], now: datetime) -> list[Row]:
@@ -125,6 +125,7 @@ def facts(lease: Lease, user: User) -> dict[str, Any]:
         "stretches": _stretches(lease, bill, now),
         "deadline_unix": _unix(lease.deadline_at),
         "requested_unix": _unix(lease.requested_at),
+        **idle_shown.facts(lease, now),
         "used_percent": _used_percent(lease, now),
         "cap_percent": _cap_percent(lease, bill),
     }
@@ -133,6 +134,12 @@ def facts(lease: Lease, user: User) -> dict[str, Any]:
 def is_quiet(lease: Lease) -> bool:
     """Does the node of a running lease not answer at the moment?"""
     return lease.state == State.RUNNING and metering.quiet(lease, timezone.now())
+
+
+def sampled_at(lease: Lease) -> datetime | None:
+    """When its node last told what it does."""
+    row = activity.of(lease)
+    return row.sampled_at if row else None
 
 
 def may_lease(user: User, tenant_id: str) -> bool:

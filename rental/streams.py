@@ -77,7 +77,7 @@ async def lease(request: HttpRequest, lease_id: str) -> HttpResponse | Streaming
         if seen is None:
             return None
         last = seen.events.order_by("-pk").values_list("pk", flat=True).first()
-        return seen.state, seen.progress, last, lease_page.is_quiet(seen)
+        return seen.state, seen.progress, last, lease_page.is_quiet(seen), lease_page.sampled_at(seen)
 
     def render() -> str:
         seen = found()

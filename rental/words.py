@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
 
-from rental import placement
+from rental import idle_words, placement
 from rental.states import BEFORE_READY, EndReason, Gap, State
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ TITLES: dict[str, str | Promise] = {
     "ssh_down": gettext_lazy("SSH does not answer"),
     "ssh_up": gettext_lazy("SSH works again"),
 }
+IDLE = frozenset({"idle", "idle_warning", "idle_shadow"})  # their data says since when and after what
 GAPS: dict[str, str | Promise] = {
     Gap.STARTING: gettext_lazy("Order, image and start: free until it is ready"),
     Gap.SSH_DOWN: gettext_lazy("SSH did not answer: not charged"),
@@ -153,7 +154,7 @@ def _why(lease: Lease, event: LeaseEvent) -> str:
         return _("Not charged until it works again.")
     if event.code == "ssh_up":
         return _("Charged again from here.")
-    return event.detail
+    return idle_words.why(event.data) if event.code in IDLE and event.data else event.detail
 
 
 def _to_come(lease: Lease) -> list[Entry]:

@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from allauth.mfa.models import Authenticator
 from allauth.usersessions.models import UserSession
+from django.utils import timezone
 
 from rental import requests
 from rental.forms import RentForm
+from rental.keep_links import KeepLink
+from rental.models import LeaseActivity
 from rental.services import build_quote
 from rental.states import State
 from tests import make
@@ -71,6 +75,16 @@ def empty(_: User) -> dict[str, Any]:
 def a_key(user: User) -> dict[str, str]:
     """An SSH key."""
     return {"key_id": make.make_key(user).pk}
+
+
+def a_keep_link(user: User) -> dict[str, str]:
+    """The link in the mail that warns of an idle lease."""
+    since = timezone.now() - timedelta(minutes=10)
+    lease = make.make_lease(make.tenant_of(user), state=State.RUNNING)
+    LeaseActivity.objects.create(
+        lease=lease, sampled_at=timezone.now(), active_at=since, warned_for=since, warned_at=timezone.now()
+    )
+    return {"token": KeepLink(lease.pk, since, timezone.now() + timedelta(minutes=10)).token}
 
 
 def a_token(user: User) -> dict[str, str]:
@@ -176,6 +190,9 @@ TABLE: dict[str, Entry] = {
     "leases/quote": person(POST=rent_form, writable=RENT_FIELDS),
     "leases/<str:lease_id>/": owned(a_lease),
     "leases/<str:lease_id>/stop": owned(a_lease, POST=empty),
+    "leases/<str:lease_id>/keep": owned(a_lease, POST=empty),
+    "keep/<str:token>": Entry(PUBLIC, make=a_keep_link, bodies={"POST": empty}),
+    "idle": public(),
     "leases/<str:lease_id>/receipt": owned(a_lease),
     "stream/leases/<str:lease_id>": Entry(STREAM, make=a_lease),
     "stream/home": Entry(STREAM),
