@@ -9,8 +9,10 @@ from rest_framework import serializers
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from billing import money, statements
+from billing import caps, money, statements
+from billing.limits import set_month_cap
 from billing.models import LedgerEntry
+from portal.actor import Actor
 from portal.api import caller
 from portal.currencies import CURRENCIES
 from portal.models import ROLES_THAT_PAY
@@ -42,7 +44,16 @@ class BalanceOut(serializers.Serializer[Any]):
     balance_ticks = serializers.IntegerField()
     held_ticks = serializers.IntegerField()
     available_ticks = serializers.IntegerField()
+    month = serializers.CharField(help_text="The calendar month, UTC: 2026-11.")
+    month_used_micros = serializers.IntegerField(help_text="Booked in it, rounded up; what is held comes on top.")
+    month_cap_micros = serializers.IntegerField(allow_null=True, help_text="The tenant's own spend cap; null: none.")
     holds = HoldOut(many=True)
+
+
+class BalanceIn(StrictSerializer):
+    """What a tenant sets about its money."""
+
+    month_cap_micros = serializers.IntegerField(allow_null=True, help_text="Per calendar month, UTC; null: no cap.")
 
 
 class LedgerIn(StrictSerializer):
@@ -81,13 +92,29 @@ class LineOut(serializers.ModelSerializer[LedgerEntry]):
 class Balance(APIView):
     """The balance."""
 
-    scopes = {"GET": "billing:read"}
+    scopes = {"GET": "billing:read", "PATCH": "billing:write"}
 
     @extend_schema(operation_id="balance", responses=BalanceOut)
     def get(self, request: Request) -> Response:
         """The tenant's balance in the currency of this site, what is held of it, and for which leases."""
+        return Response(self._facts(request))
+
+    @extend_schema(operation_id="set_month_cap", request=BalanceIn, responses=BalanceOut)
+    def patch(self, request: Request) -> Response:
+        """Set or lift the spend cap per calendar month (UTC), for owners, admins and billing members.
+
+        Orders beyond it are refused with 409 `month_cap_reached`; running leases are warned, then ended in good order.
+        """
+        said = BalanceIn(data=request.data)
+        said.is_valid(raise_exception=True)
+        micros = said.validated_data["month_cap_micros"]
+        set_month_cap(tenant=current_tenant(request), micros=micros, actor=Actor.of(request))
+        return Response(self._facts(request))
+
+    def _facts(self, request: Request) -> dict[str, Any]:
         shown = statements.overview(current_tenant(request))
         account = shown.account
+        use = caps.month_use(account)
         facts = {
             "tenant": account.tenant_id,
             "currency": account.currency,
@@ -97,12 +124,16 @@ class Balance(APIView):
             "balance_ticks": account.balance_ticks,
             "held_ticks": account.held_ticks,
             "available_ticks": account.available_ticks,
+            "month": use.month,
+            "month_used_micros": money.micros_ceil(use.booked_ticks),
+            "month_cap_micros": account.month_cap_micros,
             "holds": [
                 {"lease": hold.lease_id, "micros": money.micros_ceil(hold.ticks), "ticks": hold.ticks}
                 for hold in shown.holds
             ],
         }
-        return Response(BalanceOut(facts).data)
+        data: dict[str, Any] = BalanceOut(facts).data
+        return data
 
 
 class Ledger(APIView):

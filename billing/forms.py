@@ -9,7 +9,8 @@ from django.core.exceptions import ValidationError
 from django.utils.translation import gettext_lazy as _
 
 from billing.amounts import example, read_amount, read_factor, read_price
-from billing.models import Plan
+from billing.models import Account, Plan
+from billing.money import amount_text
 from billing.prices import DEFAULT_FACTORS, MODEL_LENGTH
 from billing.top_ups import REFERENCE_LENGTH
 from portal.errors import InvalidInput
@@ -55,6 +56,38 @@ class TopUpForm(ServiceForm):
         micros = _read(read_amount, self.cleaned_data["amount"], self.currency)
         if not micros:
             raise ValidationError(_("Write an amount above zero."))
+        return micros
+
+
+class MonthCapForm(ServiceForm):
+    """What a tenant spends in a calendar month at most. ``cleaned_data["cap"]`` is µ, None for no cap."""
+
+    cap = forms.CharField(
+        label=_("Spend at most per month"),
+        required=False,
+        max_length=40,
+        widget=forms.TextInput(attrs={"inputmode": "decimal", "autocomplete": "off", "placeholder": _("no limit")}),
+    )
+
+    def __init__(self, data: Any = None, *, currency: str, **options: Any) -> None:
+        super().__init__(data, **options)
+        self.currency = currency
+
+    @classmethod
+    def of(cls, account: Account) -> MonthCapForm:
+        """The form as it stands."""
+        micros = account.month_cap_micros
+        text = "" if micros is None else amount_text(micros, account.currency)
+        return cls(currency=account.currency, initial={"cap": text})
+
+    def clean_cap(self) -> int | None:
+        """µ of the typed amount."""
+        text = self.cleaned_data["cap"].strip()
+        if not text:
+            return None
+        micros = _read(read_amount, text, self.currency)
+        if not micros:
+            raise ValidationError(_("Write an amount above zero, or leave it empty for no cap."))
         return micros
 
 

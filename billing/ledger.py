@@ -13,7 +13,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import BigIntegerField, ExpressionWrapper, F
 from django.utils import timezone
 
-from billing import money
+from billing import caps, money
 from billing.models import Account, Hold, LedgerEntry
 from portal.currencies import CURRENCIES
 from portal.errors import DomainError, InsufficientFunds, InvalidInput, NotFound
@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 
 # Said to be 64 bits wide: Django takes a difference for 32, and then knows that nothing is above 2**31.
 _FREE = ExpressionWrapper(F("balance_ticks") - F("held_ticks"), output_field=BigIntegerField())
+
+
+class MonthCapReached(DomainError):
+    """The tenant's own spend cap of the month does not leave enough; the numbers are in ``extra``."""
+
+    code = "month_cap_reached"
 
 
 @transaction.atomic
@@ -76,13 +82,17 @@ def _move_balance(account: Account, ticks: int) -> None:
 def place_hold(*, tenant: Tenant, currency: str, lease_id: str, ticks: int) -> Hold:
     """Set ``ticks`` aside for a lease, if balance less holds covers them; else InsufficientFunds (402).
 
-    A lease has at most one open hold: a second one raises ``hold_conflict``.
+    Beyond the tenant's spend cap of the month: MonthCapReached (409). A lease has at most one open hold: a second one
+    raises ``hold_conflict``.
     """
     _check_hold(ticks)
     account = account_for(tenant, currency)
     if not _raise_held(account.pk, ticks):
         account.refresh_from_db()
         raise _too_little(account, ticks)
+    if account.month_cap_micros is not None:
+        account.refresh_from_db()  # locked by the UPDATE above: no other order of this tenant is between
+        _check_cap(account, ticks)
     try:
         with transaction.atomic():
             return Hold.objects.create(account=account, lease_id=lease_id, ticks=ticks)
@@ -92,7 +102,7 @@ def place_hold(*, tenant: Tenant, currency: str, lease_id: str, ticks: int) -> H
 
 @transaction.atomic
 def set_hold(*, lease_id: str, ticks: int) -> bool:
-    """Make the open hold of a lease this large. False, and nothing changed, if the balance does not cover the rise.
+    """Make the open hold of a lease this large. False, and nothing changed, if balance or month's cap do not allow it.
 
     Lowering always works. Raises NotFound when the lease has no open hold (any more).
     """
@@ -101,7 +111,9 @@ def set_hold(*, lease_id: str, ticks: int) -> bool:
     if hold is None:
         raise NotFound(f"{lease_id} has no money set aside.")
     if ticks > hold.ticks:
-        if not _raise_held(hold.account_id, ticks - hold.ticks):
+        more = ticks - hold.ticks
+        room = caps.room_ticks(hold.account)
+        if (room is not None and room < more) or not _raise_held(hold.account_id, more):
             return False
     elif ticks < hold.ticks:
         _lower_held(hold.account_id, hold.ticks - ticks)
@@ -138,8 +150,11 @@ def _locked_hold(lease_id: str) -> Hold | None:
     seen = Hold.objects.open().filter(lease_id=lease_id).values("pk", "account_id").first()
     if seen is None:
         return None
-    Account.objects.select_for_update().get(pk=seen["account_id"])
-    return Hold.objects.open().filter(pk=seen["pk"]).first()
+    account = Account.objects.select_for_update().get(pk=seen["account_id"])
+    hold = Hold.objects.open().filter(pk=seen["pk"]).first()
+    if hold is not None:
+        hold.account = account
+    return hold
 
 
 def _check_hold(ticks: int) -> None:
@@ -154,6 +169,27 @@ def _raise_held(account_id: int, ticks: int) -> bool:
 
 def _lower_held(account_id: int, ticks: int) -> None:
     Account.objects.filter(pk=account_id).update(held_ticks=F("held_ticks") - ticks)
+
+
+def _check_cap(account: Account, ticks: int) -> None:
+    """``ticks`` are among what is held already."""
+    use = caps.month_use(account)
+    if use.room_ticks is None or use.room_ticks >= 0:
+        return
+    room, needed = money.micros_floor(max(0, use.room_ticks + ticks)), money.micros_ceil(ticks)
+    raise MonthCapReached(
+        f"This order sets {money.amount_text(needed, account.currency)} {account.currency} aside, and the spend cap of "
+        f"{use.month} (UTC) leaves {money.amount_text(room, account.currency)} {account.currency}.",
+        extra={
+            "needed_micros": needed,
+            "room_micros": room,
+            "cap_micros": account.month_cap_micros,
+            "used_micros": money.micros_ceil(use.booked_ticks),
+            "held_micros": money.micros_ceil(use.held_ticks - ticks),
+            "month": use.month,
+            "currency": account.currency,
+        },
+    )
 
 
 def _too_little(account: Account, ticks: int) -> InsufficientFunds:

@@ -4,4 +4,7 @@ from django.urls import path
 
 from billing import views
 
-urlpatterns = [path("", views.balance, name="balance")]
+urlpatterns = [
+    path("", views.balance, name="balance"),
+    path("cap", views.month_cap, name="month-cap"),
+]

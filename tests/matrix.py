@@ -213,7 +213,7 @@ TABLE: dict[str, Entry] = {
     "api/v1/leases/<str:lease_id>/keep": owned(a_lease, POST=empty),
     "api/v1/leases/<str:lease_id>/events": owned(a_lease),
     "api/v1/leases/<str:lease_id>/receipt": owned(a_lease),
-    "api/v1/balance": person(),
+    "api/v1/balance": person(PATCH=cap_body, writable="month_cap_micros"),
     "api/v1/ledger": person(),
     # node API
     "api/node/v1/enrol": Entry(NODE),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import pytest
+from django.utils import timezone
 
 from billing.models import LedgerEntry
 from billing.services import post
@@ -43,6 +44,9 @@ def test_a_new_tenant_has_nothing_and_asking_makes_no_account(api: ApiClient, te
         "balance_ticks": 0,
         "held_ticks": 0,
         "available_ticks": 0,
+        "month": f"{timezone.now():%Y-%m}",
+        "month_used_micros": 0,
+        "month_cap_micros": None,
         "holds": [],
     }
     assert not tenant.accounts.exists()
@@ -164,7 +168,8 @@ def test_a_token_without_the_scope_sees_no_money(user: User) -> None:
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
 def test_money_cannot_be_changed_by_the_api(api: ApiClient, method: str) -> None:
     for path in ("balance", "ledger"):
-        assert api.send(method, path, {"balance_ticks": 10**9}).status_code == 405
+        refused = api.send(method, path, {"balance_ticks": 10**9})
+        assert refused.status_code == (400 if (method, path) == ("PATCH", "balance") else 405)
 
 
 def test_lists_cost_the_same_queries_for_any_number_of_rows(
@@ -175,7 +180,7 @@ def test_lists_cost_the_same_queries_for_any_number_of_rows(
     for number in range(10):
         make.make_hold(account, f"ls-{number}", 1)
     api.get("balance")  # notes the token's use, once a minute
-    with django_assert_max_num_queries(4):
+    with django_assert_max_num_queries(5):
         assert len(api.get("balance").json()["holds"]) == 10
     with django_assert_max_num_queries(4):
         assert len(api.get("ledger").json()["results"]) == 32

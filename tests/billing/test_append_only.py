@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
@@ -90,8 +91,20 @@ def test_the_migration_can_be_taken_back_and_done_again() -> None:
     try:
         call_command("migrate", "billing", "0001", verbosity=0)
         assert len(books.missing_triggers()) == len(CHANGES) * 2
+    finally:
+        call_command("migrate", "billing", verbosity=0)
+    assert books.missing_triggers() == []
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_check_says_when_the_triggers_are_gone() -> None:
+    triggers = import_module("billing.migrations.0002_ledger_append_only")
+    try:
+        with connection.schema_editor() as editor:
+            triggers.remove(None, editor)
         with pytest.raises(CommandError):
             call_command("check_ledger", stderr=StringIO())
     finally:
-        call_command("migrate", "billing", verbosity=0)
+        with connection.schema_editor() as editor:
+            triggers.install(None, editor)
     assert books.missing_triggers() == []
