@@ -1,15 +1,17 @@
-"""The node API that belongs to hardware: enrol, inventory, preflight. Heartbeat and leases are rental's."""
+"""The node API that belongs to hardware: enrol, inventory, preflight, SSH events. Heartbeat and leases are rental's."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from django.utils import timezone
 from rest_framework import status
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from nodes import services
+from nodes import services, ssh_events
 from nodes.authentication import NodeView, node_of
+from portal import rate_limits
 from portal.actor import client_ip
 
 if TYPE_CHECKING:
@@ -25,7 +27,11 @@ class Enrol(APIView):
 
     def post(self, request: Request) -> Response:
         """201 with the node's secrets, never to be stored by anything between us and the node."""
-        answer = services.enrol(payload=request.data, peer_ip=client_ip(request))
+        try:
+            answer = services.enrol(payload=request.data, peer_ip=client_ip(request))
+        except services.EnrolmentTokenInvalid:
+            rate_limits.take(rate_limits.WRONG_TOKENS, rate_limits.place_of(request))
+            raise
         return Response(answer, status=status.HTTP_201_CREATED, headers={"Cache-Control": "no-store"})
 
 
@@ -44,4 +50,13 @@ class Preflight(NodeView):
     def post(self, request: Request) -> Response:
         """200 ``{}``."""
         services.record_preflight(node=node_of(request), payload=request.data)
+        return Response({})
+
+
+class SshEvents(NodeView):
+    """``POST ssh-events``: what its SSH gateway saw."""
+
+    def post(self, request: Request) -> Response:
+        """200 ``{}``."""
+        ssh_events.record(node=node_of(request), payload=request.data, now=timezone.now())
         return Response({})

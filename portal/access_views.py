@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from django.db.models import QuerySet
 
 
-def _person(request: HttpRequest) -> User:
+def person(request: HttpRequest) -> User:
     """The signed-in user; ``login_required`` has made sure of one."""
     if not isinstance(request.user, User):
         raise Http404
@@ -50,7 +50,7 @@ class SshKeys(View):
         if form.is_valid():
             try:
                 key = keys.add_key(
-                    user=_person(request),
+                    user=person(request),
                     name=form.cleaned_data["name"],
                     text=form.cleaned_data["public_key"],
                     actor=Actor.of(request),
@@ -63,7 +63,7 @@ class SshKeys(View):
         return self._page(request, form, 400)
 
     def _page(self, request: HttpRequest, form: KeyForm, status: int) -> HttpResponse:
-        facts = {"keys": _person(request).ssh_keys.all(), "form": form}
+        facts = {"keys": person(request).ssh_keys.all(), "form": form}
         return render(request, "access/ssh_keys.html", facts, status=status)
 
 
@@ -83,7 +83,7 @@ class RemoveSshKey(View):
         return redirect("ssh-keys")
 
     def _key(self, request: HttpRequest, key_id: str) -> SshKey:
-        key = SshKey.objects.filter(user=_person(request), pk=key_id).first()
+        key = SshKey.objects.filter(user=person(request), pk=key_id).first()
         if key is None:
             raise Http404
         return key
@@ -104,7 +104,7 @@ class ApiTokens(View):
         if form.is_valid():
             try:
                 token, secret = tokens.create_token(
-                    user=_person(request),
+                    user=person(request),
                     tenant=current_tenant(request),
                     name=form.cleaned_data["name"],
                     scopes=form.cleaned_data["scopes"],
@@ -118,7 +118,7 @@ class ApiTokens(View):
         return self._page(request, {"form": form}, 400)
 
     def _page(self, request: HttpRequest, facts: dict[str, Any], status: int) -> HttpResponse:
-        shown = {"tokens": _shown_tokens(_person(request)), "scopes": tokens.SCOPES, **facts}
+        shown = {"tokens": _shown_tokens(person(request)), "scopes": tokens.SCOPES, **facts}
         return render(request, "access/api_tokens.html", shown, status=status)
 
 
@@ -137,7 +137,7 @@ class RevokeApiToken(View):
         return redirect("api-tokens")
 
     def _token(self, request: HttpRequest, token_id: str) -> ApiToken:
-        token = _shown_tokens(_person(request)).filter(pk=token_id).first()
+        token = _shown_tokens(person(request)).filter(pk=token_id).first()
         if token is None:
             raise Http404
         return token

@@ -76,7 +76,18 @@ class TokenOut(serializers.ModelSerializer[ApiToken]):
 
     class Meta:
         model = ApiToken
-        fields = ["id", "name", "prefix", "tenant", "scopes", "expires_at", "revoked_at", "created_at", "last_used_at"]
+        fields = [
+            "id",
+            "name",
+            "prefix",
+            "tenant",
+            "scopes",
+            "expires_at",
+            "revoked_at",
+            "created_at",
+            "last_used_at",
+            "last_used_ip",
+        ]
 
 
 class CreatedTokenOut(TokenOut):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from portal.services import current_tenant
+from portal.services import current_tenant, memberships
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
@@ -23,4 +23,5 @@ def shell(request: HttpRequest) -> dict[str, Any]:
     }
     if getattr(request, "user", None) is not None and request.user.is_authenticated:
         facts["tenant"] = current_tenant(request)
+        facts["memberships"] = memberships(request)
     return facts

@@ -16,7 +16,7 @@ from django.conf import settings
 from django.db.models import F
 from django.utils import timezone, translation
 
-from portal import account_mails, invitation_links, mails, rate_limits
+from portal import invitation_links, mails, rate_limits, tenant_mails
 from portal.models import ROLES_THAT_PAY, ApiToken, Invitation, Tenant, User
 from portal.queue import enqueue
 
@@ -42,7 +42,7 @@ def send_invitation(invitation_id: str) -> None:
     reader = User.objects.filter(email__iexact=row.email, is_active=True).first()
     try:
         with translation.override((reader.language if reader else "") or row.language or settings.LANGUAGE_CODE):
-            mails.send(row.email, account_mails.invitation(row, invitation_links.link(row)))
+            mails.send(row.email, tenant_mails.invitation(row, invitation_links.link(row)))
     except MAIL_ERRORS as error:
         Invitation.objects.filter(pk=row.pk, mailed_round=row.round).update(mailed_round=before)
         logger.warning("invitation %s not mailed (%s)", row.pk, type(error).__name__)
@@ -60,7 +60,7 @@ def sweep_invitations() -> None:
 def mail_standing(tenant_id: str) -> None:
     """Tell owners, admins and billing that their tenant is suspended, or is not any more. Any state."""
     tenant = Tenant.objects.get(pk=tenant_id)
-    write = account_mails.suspended if tenant.suspended_at else account_mails.restored
+    write = tenant_mails.suspended if tenant.suspended_at else tenant_mails.restored
     readers = User.objects.filter(
         is_active=True, memberships__tenant=tenant, memberships__role__in=ROLES_THAT_PAY
     ).order_by("pk")
@@ -80,7 +80,7 @@ def mail_new_place(token_id: str) -> None:
     network = rate_limits.network(token.last_used_ip, ipv4=PLACE_V4, ipv6=PLACE_V6)
     at = token.last_used_at
     try:
-        mails.send_to(token.user, lambda: account_mails.new_place(token, network, at))
+        mails.send_to(token.user, lambda: tenant_mails.new_place(token, network, at))
     except MAIL_ERRORS as error:
         logger.warning("new place of token %s not mailed (%s)", token_id, type(error).__name__)
 
@@ -104,7 +104,7 @@ def mail_token_end(token_id: str) -> None:
         return
     token = ApiToken.objects.select_related("user").get(pk=token_id)
     try:
-        mails.send_to(token.user, lambda: account_mails.ends_soon(token))
+        mails.send_to(token.user, lambda: tenant_mails.ends_soon(token))
     except MAIL_ERRORS as error:
         ApiToken.objects.filter(pk=token_id).update(expiry_told_at=None)
         logger.warning("end of token %s not mailed (%s)", token_id, type(error).__name__)
