@@ -40,6 +40,7 @@ SCOPES: Final = {
     "tokens:read": _("See API tokens, without their secrets"),
     "tokens:write": _("Create and revoke API tokens, up to its own scopes"),
     "billing:read": _("See balance and ledger"),
+    "billing:write": _("Set the spend cap of the month"),
     "tenants:read": _("See the tenant, its members and invitations"),
     "tenants:write": _("Invite people, change roles, remove members"),
 }
