@@ -13,6 +13,7 @@ from django.conf import settings
 from django.db import IntegrityError, transaction
 
 from portal.actor import Actor, client_ip
+from portal.landing import Landing
 from portal.login_limits import CalmLogin
 from portal.sealing import seal, unseal
 from portal.services import audit, ensure_personal_tenant
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from portal.models import User
 
 
-class AccountAdapter(CalmLogin):
+class AccountAdapter(CalmLogin, Landing):
     """Our answers to the questions allauth asks."""
 
     def save_user(  # type: ignore[override]  # every user here is our User

@@ -136,6 +136,9 @@ CELERY_BEAT_SCHEDULE = {
     "abandoned": {"task": "rental.tasks.sweep_abandoned", "schedule": 60, "options": {"expires": 60}},
     "idle": {"task": "rental.tasks.sweep_idle", "schedule": IDLE_SWEEP_S, "options": {"expires": IDLE_SWEEP_S}},
     "notices": {"task": "rental.tasks.sweep_notices", "schedule": 30, "options": {"expires": 30}},
+    "ssh-events": {"task": "nodes.tasks.sweep_ssh_events", "schedule": 3600, "options": {"expires": 3600}},
+    "invitations": {"task": "portal.mail_tasks.sweep_invitations", "schedule": 60, "options": {"expires": 60}},
+    "token-ends": {"task": "portal.mail_tasks.sweep_token_ends", "schedule": 3600, "options": {"expires": 3600}},
     "broker-users": {"task": "nodes.tasks.assert_broker_users", "schedule": 60, "options": {"expires": 60}},
 }
 
@@ -312,6 +315,9 @@ IDLE_WARN_BEFORE_S = env.number("IDLE_WARN_BEFORE_S", 60, least=1)
 STOP_GRACE_S = 30
 ENROLMENT_HOURS = 24
 SSH_PORT = env.number("SSH_PORT", 2222, least=1)
+SSH_EVENTS_DAYS = env.number("SSH_EVENTS_DAYS", 90, least=1)  # how long logins to leases are remembered
+# Signs the certificates with which the portal itself enters leases; made at the first use.
+SSH_CA_KEY_FILE = Path(env.text("SSH_CA_KEY_FILE", str(VAR / "ssh_ca" / "ed25519")))
 # CPU, memory and disk of a lease: the node's, in proportion to its GPUs, less what the system keeps for itself.
 NODE_RESERVED_CPUS_MILLI = env.number("NODE_RESERVED_CPUS_MILLI", 500)
 NODE_RESERVED_MEMORY_BYTES = env.number("NODE_RESERVED_MEMORY_BYTES", 1 << 30)
