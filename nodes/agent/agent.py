@@ -18,8 +18,12 @@ from nodes.agent.gpu_faults import FaultBook
 from nodes.agent.gpu_watch import GpuWatch
 from nodes.agent.gpus import Gpus
 from nodes.agent.heartbeat import Heartbeat, Inventory, gpu_request
+from nodes.agent.holderbook import BOOK, HolderBook
+from nodes.agent.holders import HolderPool
 from nodes.agent.hostconfig import NodeFacts
 from nodes.agent.images import ImagePool
+from nodes.agent.links import keep_range
+from nodes.agent.nest import HOLDER_PROGRAM, Nest
 from nodes.agent.network import HostRules
 from nodes.agent.parts import Parts
 from nodes.agent.portal import PortalClient
@@ -60,7 +64,16 @@ class Agent:
         self._gpu_watch = GpuWatch(
             self._gpus, faults, options.kernel_log, on_silent=self._driver_silent, on_back=self._driver_fault
         )
-        self._rules = rules or HostRules()
+        network = keep_range(state / "holders.range", options.holder_network)
+        self._rules = rules or HostRules(holders=network)
+        self._holders = HolderPool(
+            self._engine,
+            identity.node_id,
+            Nest(self._engine, identity.node_id, options.bundle_dir / HOLDER_PROGRAM),
+            HolderBook(state / BOOK),
+            network,
+            options.holder_count(len(self._gpus.inventory())),
+        )
         gateway = GatewayLink(run, options.gateway_group)
         volumes = Volumes(state / "volumes")
         self._inventory = Inventory(options, self._engine, self._gpus, workspace_quota=volumes.quota)
@@ -77,6 +90,7 @@ class Agent:
             threads=ThreadPoolExecutor(16, thread_name_prefix="prepare"),
             node_facts=self._node_facts,
             on_driver_fault=self._driver_fault,
+            holders=self._holders,
             cleaning_limit_s=options.cleaning_limit_s,
         )
         self._ssh_events = SshEvents(self._portal, state / "gateway" / "audit.log", state / "ssh_events.json")
@@ -135,6 +149,7 @@ class Agent:
         self._gpu_watch.stop()
         self._activity.stop()
         self.reconciler.stop()
+        self._holders.stop()
         self._parts.images.close()
         self._execd.stop()
         self._parts.threads.shutdown(wait=False, cancel_futures=True)

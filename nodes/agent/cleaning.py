@@ -124,7 +124,11 @@ class Cleaning:
         return self._attempt("volume_gone", lambda: self._parts.volumes.remove(self._name))
 
     def _network_gone(self) -> CleanStep:
-        return self._attempt("network_gone", lambda: self._parts.engine.network_remove(self._name))
+        def remove() -> None:
+            self._parts.holders.release(self._name)
+            self._parts.engine.network_remove(self._name)  # a lease has one or the other; no try asks which
+
+        return self._attempt("network_gone", remove)
 
     def _keys_gone(self) -> CleanStep:
         self._parts.gateway.drop(self._record.lease_id)

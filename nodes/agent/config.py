@@ -13,6 +13,7 @@ from pathlib import Path
 from nodes.agent.failures import AgentError
 
 FILE = "agent.json"
+MOST_HOLDERS = 8
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class Options:
     allow_plain_http: bool = False
     memlock: bool = False  # whether this node may lift RLIMIT_MEMLOCK for RDMA
     nofile: int = 20000
+    holders: int = -1  # networks kept ready for leases; -1: two more than GPUs, 8 at most; 0: none
+    holder_network: str = ""  # their addresses, such as 10.231.0.0/16; empty: a range that this machine does not use
     kernel_log: Path = Path("/dev/kmsg")  # where the driver tells of errors of GPUs
     cleaning_limit_s: int = 30  # how long a device may take to come clean before it is quarantined
     sample_s: int = 15  # how often it is measured what leases do
@@ -57,6 +60,10 @@ class Options:
     def local_ssh_port(self) -> int:
         """The port on 127.0.0.1 where the gateway answers."""
         return self.gateway_port or self.ssh_port
+
+    def holder_count(self, gpus: int) -> int:
+        """How many networks are kept ready on a node with so many GPUs."""
+        return min(MOST_HOLDERS, gpus + 2) if self.holders < 0 else self.holders
 
 
 def load_options(given: Mapping[str, object], environ: Mapping[str, str] = os.environ) -> Options:

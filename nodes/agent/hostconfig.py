@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nodes.agent.desired import DEVICE_UUID, DesiredLease, container_name
+from nodes.agent.holderbook import Holder
+from nodes.agent.holderbox import ETC_FILES
 
 GpuRequest = Literal["cdi", "device_request", "simulated"]
 
@@ -23,6 +25,8 @@ BUNDLE_TARGET = "/.lease"
 WORKSPACE_TARGET = "/workspace"
 CDI_PREFIX = "nvidia.com/gpu="
 RUNTIME = "runc"
+# Runtimes with a kernel of their own (runsc, kata) set up their network themselves and cannot join another's.
+JOINING_RUNTIMES = frozenset({"runc", "crun", "nvidia"})
 ROLE = "workspace"
 LOG = {"Type": "json-file", "Config": {"max-size": "10m", "max-file": "2"}}
 
@@ -48,16 +52,25 @@ def labels(node_id: str, lease_id: str, generation: int, role: str = ROLE) -> di
     }
 
 
-def build_body(lease: DesiredLease, node: NodeFacts, workspace: Path) -> dict[str, object]:
-    """The body of the engine's `POST /containers/create` for a lease; `workspace` is the mounted volume's directory."""
+def build_body(
+    lease: DesiredLease, node: NodeFacts, workspace: Path, holder: Holder | None = None
+) -> dict[str, object]:
+    """The body of the engine's `POST /containers/create` for a lease; `workspace` is the mounted volume's directory.
+
+    Without a holder the container is on the network of its own name.
+    """
+    # The engine takes no host name beside another container's network: the agent sets it once the container runs.
+    named: dict[str, object] = {} if holder else {"Hostname": lease.id}
+    network = f"container:{holder.container_id}" if holder else container_name(lease.id, lease.generation)
+    etc = [f"{holder.files / name}:/etc/{name}:rw" for name in ETC_FILES] if holder else []
     return {
         "Image": lease.image,
-        "Hostname": lease.id,
+        **named,
         "Labels": labels(node.node_id, lease.id, lease.generation),
         "Env": _environment(lease.devices, node.gpu_request),
         "HostConfig": {
-            "NetworkMode": container_name(lease.id, lease.generation),
-            "Binds": [f"{node.bundle_dir}:{BUNDLE_TARGET}:ro", f"{workspace}:{WORKSPACE_TARGET}:rw"],
+            "NetworkMode": network,
+            "Binds": [f"{node.bundle_dir}:{BUNDLE_TARGET}:ro", f"{workspace}:{WORKSPACE_TARGET}:rw", *etc],
             "DeviceRequests": _device_requests(lease.devices, node.gpu_request),
             "Memory": lease.memory_bytes,
             "MemorySwap": lease.memory_bytes,
@@ -151,6 +164,8 @@ _HARMLESS = (
 )  # fmt: skip
 _MUST_BE_MASKED = {"/proc/kcore", "/proc/keys", "/proc/timer_list", "/sys/firmware"}
 _MUST_BE_READONLY = {"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
+# Which holder it is stands in the create body, which is compared; that it is a holder's own namespace is seen at start.
+_IN_HOLDER = re.compile(r"container:[0-9a-f]{64}")
 _ANONYMOUS_VOLUME = re.compile(r"[0-9a-f]{64}")
 
 
@@ -168,8 +183,10 @@ def check_hostconfig(inspect: Mapping[str, Any], expected: Mapping[str, Any] | N
     found += [f"unknown setting {key} is {value!r}" for key, value in host.items() if key not in known and value]
     found += _check_limits(host) + _check_paths(host) + _check_mounts(inspect) + _check_devices(inspect)
     lease = container_name(_label(inspect, "lessor.lease"), int(_label(inspect, "lessor.generation") or 0))
-    if host.get("NetworkMode") != lease or set(inspect["NetworkSettings"].get("Networks") or {}) != {lease}:
-        found.append(f"the network is {host.get('NetworkMode')!r}, not the lease's own")
+    mode, networks = host.get("NetworkMode"), set(inspect["NetworkSettings"].get("Networks") or {})
+    joined = bool(_IN_HOLDER.fullmatch(mode or "")) and not networks
+    if not joined and (mode != lease or networks != {lease}):
+        found.append(f"the network is {mode!r}, not the lease's own")
     extra = set(host.get("CapAdd") or ()) - set(CAPABILITIES)
     if extra:
         found.append(f"CapAdd has {sorted(extra)}")
@@ -210,7 +227,9 @@ def _check_mounts(inspect: Mapping[str, Any]) -> list[str]:
         elif mount.get("Type") != "volume" or not _ANONYMOUS_VOLUME.fullmatch(mount.get("Name", "")):
             # An image may declare VOLUMEs: the engine makes those anonymous and removes them with the container.
             found.append(f"mount {mount.get('Destination')} of type {mount.get('Type')}")
-    if binds != {BUNDLE_TARGET: False, WORKSPACE_TARGET: True}:
+    in_holder = _IN_HOLDER.fullmatch(inspect["HostConfig"].get("NetworkMode") or "")
+    etc = {f"/etc/{name}": True for name in ETC_FILES} if in_holder else {}
+    if binds != {BUNDLE_TARGET: False, WORKSPACE_TARGET: True, **etc}:
         found.append(f"bind mounts are {binds!r}")
     return found
 

@@ -3,7 +3,9 @@
 Each step may run again over what an earlier, interrupted try has left.
 """
 
+import contextlib
 import io
+import socket
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +15,10 @@ from nodes.agent.desired import DesiredLease, container_name
 from nodes.agent.engine import ImageFacts
 from nodes.agent.failures import EngineError, ImageError, LaunchError, classify_start, is_driver_fault
 from nodes.agent.gpus import GpuUnreadableError
-from nodes.agent.hostconfig import build_body, check_hostconfig, labels
+from nodes.agent.holderbook import Holder
+from nodes.agent.hostconfig import JOINING_RUNTIMES, RUNTIME, build_body, check_hostconfig, labels
 from nodes.agent.log import logger, step
+from nodes.agent.namespaces import inside, network_of
 from nodes.agent.network import bridge_name
 from nodes.agent.parts import Parts
 from nodes.agent.store import LeaseRecord
@@ -34,6 +38,7 @@ class Launch:
         self._lease = lease
         self._name = container_name(lease.id, lease.generation)
         self._pull = pull
+        self._holder: Holder | None = None
 
     def measure(self, record: LeaseRecord) -> None:
         """Remember what is on the devices before the lease, for its cleaning.
@@ -55,7 +60,7 @@ class Launch:
             LaunchError: with the class of the failure.
         """
         with step("prepare", self._lease.id, self._lease.generation):
-            network = self._parts.threads.submit(self._make_network)
+            network = self._parts.threads.submit(self._network)
             volume = self._parts.threads.submit(self._make_volume)
             try:
                 image = self._image()
@@ -64,6 +69,7 @@ class Launch:
                 problems = [problem for future in (network, volume) if (problem := future.exception())]
             for problem in problems:
                 raise LaunchError("failed_launch", f"The node could not prepare the lease: {problem}") from problem
+        self._holder = network.result()
         return self._make_container(image, volume.result())
 
     def start(self, container: str) -> None:
@@ -75,6 +81,8 @@ class Launch:
         try:
             with step("start", self._lease.id, self._lease.generation):
                 self._parts.engine.start(container)
+                if self._holder:
+                    self._settle(container, self._holder)
         except EngineError as error:
             if is_driver_fault(str(error)):
                 self._parts.on_driver_fault()
@@ -95,6 +103,30 @@ class Launch:
             raise LaunchError("failed_image", f"The image {name} was pulled, but the engine does not have it.")
         return found
 
+    def _network(self) -> Holder | None:
+        holder = None
+        if RUNTIME in JOINING_RUNTIMES:
+            holder = self._parts.holders.take(self._name, self._lease.id)
+        if not holder:
+            self._make_network()
+        return holder
+
+    def _settle(self, container: str, holder: Holder) -> None:
+        """See that a started container is where it should be, and give it its host name.
+
+        Raises:
+            LaunchError: it is in another network. It is dead by then.
+        """
+        facts = self._parts.engine.inspect(container)
+        pid = facts.pid if facts else 0
+        found = network_of(pid)
+        if found and found != holder.network:
+            self._parts.engine.remove(container)
+            self._parts.holders.distrust(f"the engine put {self._name} into another network than its holder's")
+            raise LaunchError("failed_launch", "The node could not give the lease its network.")
+        with contextlib.suppress(OSError):  # it has ended by itself, which its actor sees
+            inside(pid, "uts", lambda: socket.sethostname(self._lease.id))
+
     def _make_network(self) -> None:
         own = labels(self._parts.node_facts().node_id, self._lease.id, self._lease.generation)
         with step("network", self._lease.id, self._lease.generation):
@@ -106,7 +138,7 @@ class Launch:
 
     def _make_container(self, image: ImageFacts, workspace: Path) -> str:
         engine = self._parts.engine
-        body = build_body(self._lease, self._parts.node_facts(), workspace)
+        body = build_body(self._lease, self._parts.node_facts(), workspace, self._holder)
         try:
             with step("create", self._lease.id, self._lease.generation):
                 if engine.inspect(self._name):

@@ -13,10 +13,13 @@ from nodes.agent.agent import Agent, prepare_directories, take_lock
 from nodes.agent.config import Options, load_identity, load_options, save
 from nodes.agent.contact import boot_id
 from nodes.agent.desired import DEVICE_UUID
-from nodes.agent.failures import AgentError
+from nodes.agent.engine import DockerEngine
+from nodes.agent.failures import AgentError, EngineError
 from nodes.agent.gateway_link import group_id
 from nodes.agent.gpu_faults import FaultBook
 from nodes.agent.heartbeat import host_key
+from nodes.agent.holderbook import BOOK, HolderBook
+from nodes.agent.holders import remove_holders
 from nodes.agent.log import logger
 from nodes.agent.machine import machine_id
 from nodes.agent.network import HostRules
@@ -36,12 +39,14 @@ def parser() -> argparse.ArgumentParser:
     enrol.add_argument("--name", help="the host name to report, where the machine's own says little")
     run = commands.add_parser("run", help="serve leases until stopped")
     status = commands.add_parser("status", help="tell what this node is and what runs here")
-    retire = commands.add_parser("retire", help="take the network rules away")
+    retire = commands.add_parser("retire", help="take network holders and network rules away")
     mended = commands.add_parser("gpu-mended", help="a GPU that was out after an error was reset or replaced")
     mended.add_argument("uuid", metavar="GPU-…", help="its UUID, as nvidia-smi -L prints it")
     for command in (enrol, run, status, retire, mended):
         command.add_argument("--state", dest="state_dir", type=Path, help="what must outlive a reboot")
         command.add_argument("--run", dest="run_dir", type=Path, help="sockets shared with the gateway")
+    for command in (enrol, run, retire):
+        command.add_argument("--docker-socket", type=Path)
     for command in (enrol, run):
         command.add_argument(
             "--ssh-host", help="the address renters connect to; default: as the portal sees this machine"
@@ -51,7 +56,6 @@ def parser() -> argparse.ArgumentParser:
             "--gateway-port", type=int, help="where the gateway listens here, if a router maps the port"
         )
         command.add_argument("--gateway-group", help="the group of the gateway's user")
-        command.add_argument("--docker-socket", type=Path)
         command.add_argument("--bundle", dest="bundle_dir", type=Path, help="the SSH bundle mounted into leases")
         command.add_argument("--workspace-image", help="the image to run the preflight with")
         command.add_argument("--nvml", help="a libnvidia-ml.so.1 to load instead of the system's")
@@ -59,6 +63,8 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--memlock", action="store_true", default=None, help="lift RLIMIT_MEMLOCK in leases (RDMA)"
         )
+        command.add_argument("--holders", type=int, help="networks kept ready for leases; 0: none")
+        command.add_argument("--holder-network", help="their addresses, such as 10.231.0.0/16")
         command.add_argument("--nofile", type=int, help="open files allowed in a lease")
         command.add_argument("--allow-plain-http", action="store_true", default=None)
         command.add_argument("--log-level", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
@@ -155,5 +161,10 @@ def _retire(options: Options, _given: dict[str, object]) -> int:
     with take_lock(options.state_dir):
         if Store(options.state_dir / "leases").load():
             raise AgentError("Leases are still on this node; stop them first.")
+        identity = load_identity(options.state_dir)
+        try:
+            remove_holders(DockerEngine(options.docker_socket), identity.node_id, HolderBook(options.state_dir / BOOK))
+        except EngineError as error:
+            logger.warning("network holders may be left, the container engine does not remove them: %s", error)
         HostRules().remove()
     return 0

@@ -209,6 +209,7 @@ class Reconciler:
             if record and record.lease_id not in records:
                 records[record.lease_id] = record
         self._parts.gateway.retain(records)
+        self._parts.holders.start(records)
         with self._lock:
             for lease_id, record in records.items():
                 self._make_actor(lease_id, record)

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nodes.agent.holderbook import BOOK
 from nodes.agent.hostconfig import check_hostconfig
 
 if TYPE_CHECKING:
@@ -35,10 +36,11 @@ def hostconfig_deviations(socket: Path, container_id: str) -> list[str]:
 def left_behind(node: Node) -> dict[str, int]:
     """What is left of leases on this machine: counts, all 0 when the node cleaned up."""
     label = ("--filter", "label=lessor.role=workspace")
+    networks = _docker(node.docker_socket, "network", "ls", "-q", "--filter", "label=lessor.lease")
     mounts = [line for line in Path("/proc/mounts").read_text().splitlines() if f"{node.state}/volumes" in line]
     return {
         "containers": len(_docker(node.docker_socket, "ps", "-aq", *label).split()),
-        "networks": len(_docker(node.docker_socket, "network", "ls", "-q", "--filter", "label=lessor.lease").split()),
+        "networks": len(networks.split()) + len([*(node.state / BOOK).glob("*")]),
         "mounts": len(mounts),
         "processes": _bundle_processes(),
     }

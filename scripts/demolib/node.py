@@ -53,10 +53,11 @@ class Node:
         )
 
     def stop(self) -> None:
-        """End the agent and take its firewall rules away: nothing of the node stays on this machine."""
+        """End the agent and take its networks and firewall rules away: nothing of the node stays on this machine."""
         self.processes.stop("agent")
         subprocess.run(
-            [sys.executable, "-m", "nodes.agent", "retire", *self._directories()],
+            [sys.executable, "-m", "nodes.agent", "retire", *self._directories(),
+             "--docker-socket", str(self.docker_socket)],
             cwd=ROOT, capture_output=True, check=False,
         )  # fmt: skip
 

@@ -73,10 +73,8 @@ def test_two_renters_on_one_node_share_no_device_and_no_network(
 
     assert not set(mine.probe()["devices"]) & set(theirs.probe()["devices"])
     assert mine.run("/.lease/bin/busybox httpd -p 8000 -h /etc").returncode == 0
-    network = stack.engine.docker(
-        "inspect", "--format", "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}", mine.lease["container_id"]
-    )
-    page = f"http://{network.stdout.strip()}:8000/hostname"
+    address = mine.run("/.lease/bin/busybox hostname -i").stdout.strip()
+    page = f"http://{address}:8000/hostname"
     assert mine.run(f"curl -sS -m 10 {page}").stdout.strip() == mine.id
     assert theirs.run(f"curl -sS -m 2 {page}").returncode != 0
     closed = [

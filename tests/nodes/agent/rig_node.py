@@ -134,9 +134,18 @@ class RigNode:
             "engine_volumes": volumes.stdout.split(),
             "mounts": [line for line in mounts if str(self.state) in line],
             "loops": [line for line in loops.splitlines() if str(self.state) in line],
-            "bridges": [line for line in bridges.splitlines() if ": lsr" in line],
+            "bridges": [line for line in bridges.splitlines() if ": lsr" in line and ": lsrh" not in line],
+            "holders": [entry.name for entry in (self.state / "holders").glob("*")],
             "files": [str(p) for d in ("volumes", "leases") for p in (self.state / d).iterdir()],
         }
+
+    def holders(self) -> list[str]:
+        """Names of this node's holders that run, taken or not."""
+        label = f"label=lessor.node={self.portal.node_id}"
+        role = "label=lessor.role=holder"
+        return sorted(
+            self.engine.docker("ps", "--filter", role, "--filter", label, "--format", "{{.Names}}").stdout.split()
+        )
 
     def _start(self, name: str, *arguments: str) -> None:
         with (self._directory / f"{name}.log").open("ab") as log:
