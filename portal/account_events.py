@@ -1,10 +1,13 @@
-"""Audit rows for what happens to an account inside allauth: logins, addresses, passwords. Connected in apps.py."""
+"""Audit rows for what happens inside allauth: logins, addresses, passwords, second factors. Connected in apps.py."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from allauth.account import signals
+from allauth.account.adapter import get_adapter
+from allauth.mfa import signals as mfa_signals
+from allauth.mfa.models import Authenticator
 from django.contrib.auth.signals import user_logged_in, user_logged_out
 from django.dispatch import receiver
 
@@ -79,3 +82,37 @@ def email_changed(
     if from_email_address is None:
         return
     _note("user.email_changed", user, request, email=to_email_address.email)
+
+
+@receiver(mfa_signals.authenticator_added, dispatch_uid="audit-mfa-added")
+def second_factor_added(sender: Any, request: HttpRequest, user: User, authenticator: Authenticator, **_: Any) -> None:
+    """An app, a passkey, or the recovery codes that come with the first of them."""
+    _note("user.second_factor_added", user, request, type=authenticator.type)
+
+
+@receiver(mfa_signals.authenticator_removed, dispatch_uid="audit-mfa-removed")
+def second_factor_removed(
+    sender: Any, request: HttpRequest, user: User, authenticator: Authenticator, **_: Any
+) -> None:
+    """One was taken away by its owner."""
+    _note("user.second_factor_removed", user, request, type=authenticator.type)
+
+
+@receiver(mfa_signals.authenticator_reset, dispatch_uid="audit-mfa-reset")
+def recovery_codes_made(sender: Any, request: HttpRequest, user: User, authenticator: Authenticator, **_: Any) -> None:
+    """New recovery codes in place of the old ones."""
+    _note("user.recovery_codes_made", user, request)
+
+
+@receiver(mfa_signals.authenticator_used, dispatch_uid="audit-mfa-used")
+def second_factor_used(sender: Any, request: HttpRequest, user: User, authenticator: Authenticator, **_: Any) -> None:
+    """A code or passkey was right. Of a recovery code, which its owner may not have used, a mail tells."""
+    _note("user.second_factor_used", user, request, type=authenticator.type)
+    if authenticator.type == Authenticator.Type.RECOVERY_CODES:
+        get_adapter(request).send_notification_mail("account/email/recovery_code_used", user)
+
+
+@receiver(mfa_signals.authentication_failed, dispatch_uid="audit-mfa-failed")
+def second_factor_failed(sender: Any, request: HttpRequest, user: User, authenticator: Authenticator, **_: Any) -> None:
+    """The password was right and the code was wrong: worth a look."""
+    _note("user.second_factor_failed", user, request, type=authenticator.type)

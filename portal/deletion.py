@@ -12,16 +12,17 @@ from dataclasses import dataclass
 from smtplib import SMTPException
 from typing import TYPE_CHECKING, Final
 
-from allauth.account.adapter import get_adapter
 from allauth.account.models import EmailAddress
 from allauth.mfa.models import Authenticator
 from allauth.usersessions.models import UserSession
 from django.db import transaction
 from django.db.models import Exists, OuterRef, Q, TextField
 from django.db.models.functions import Cast
-from django.utils import timezone
+from django.utils import timezone, translation
 
+from portal.account_mails import account_deleted
 from portal.errors import DomainError
+from portal.mails import language_of, send
 from portal.models import ApiToken, AuditEvent, Membership, SshKey, Tenant, User
 from portal.services import audit
 from portal.sessions import end_sessions
@@ -107,14 +108,14 @@ def delete_account(*, user: User, actor: Actor) -> None:
     if found.ownerless:
         names = ", ".join(tenant.name for tenant in found.ownerless)
         raise DomainError(f"Hand these organisations over or delete them first: {names}.", code="last_owner")
-    address = user.email
+    address, language = user.email, language_of(user)
     addresses = {address.lower(), *EmailAddress.objects.filter(user=user).values_list("email", flat=True)}
     _close(user, actor, deleted=True)
     ApiToken.objects.filter(user=user, revoked_at__isnull=True).update(revoked_at=timezone.now())
     audit(actor=actor, action="user.deleted", obj=user)
     _take_away(user, found)
     _make_anonymous(user, addresses | {address}, [tenant.pk for tenant in (*found.alone, *found.left)])
-    transaction.on_commit(lambda: _say_goodbye(address))
+    transaction.on_commit(lambda: _say_goodbye(address, language))
 
 
 def is_deleted(user: User) -> bool:
@@ -163,9 +164,10 @@ def _scrub_audit(user: User, addresses: set[str], tenant_ids: list[str], label: 
             row.save(update_fields=["data"])
 
 
-def _say_goodbye(address: str) -> None:
-    """The last mail to the address; the account is gone whether or not it arrives."""
+def _say_goodbye(address: str, language: str) -> None:
+    """The last mail to the address, sent here because no row has it any more; the account is gone even without it."""
     try:
-        get_adapter().send_mail("account/email/account_deleted", address, {})
+        with translation.override(language):
+            send(address, account_deleted())
     except (OSError, SMTPException) as error:
         logger.warning("deletion: the last mail was not sent (%s)", type(error).__name__)
