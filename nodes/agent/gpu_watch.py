@@ -19,7 +19,10 @@ SILENT_S = 60.0
 
 
 class GpuWatch:
-    """What became of each GPU. `on_silent` is called when NVML has hung for a minute, `on_back` when it answers again."""
+    """What became of each GPU.
+
+    `on_silent` is called when NVML has hung for a minute, until it raises nothing; `on_back` when it answers again.
+    """
 
     def __init__(
         self,
@@ -40,11 +43,11 @@ class GpuWatch:
         self._latest: tuple[GpuFacts, ...] = ()
         self._seen_at = now()
         self._silent = False
-        self._silent_s = SILENT_S
 
     def start(self) -> None:
-        """Look once, then go on looking."""
+        """Look once, then go on looking; no event after this is missed."""
         self._look()
+        self._wait_for_event(0)
         self._thread.start()
 
     def stop(self) -> None:
@@ -54,17 +57,17 @@ class GpuWatch:
 
     def inventory(self) -> tuple[GpuFacts, ...]:
         """The GPUs as they were seen last; never waits for the driver."""
-        if not self._silent and now() > self._seen_at + self._silent_s:
-            self._silent = True
+        if not self._silent and now() > self._seen_at + SILENT_S:
             logger.error("the NVIDIA driver has not answered for %.0f s", now() - self._seen_at)
             self._on_silent()
+            self._silent = True
         return self._latest
 
     def _run(self) -> None:
         log = self._open_log()
         while not self._stop.is_set():
             try:
-                self._wait_for_event()
+                self._wait_for_event(WAIT_S)
                 if log:
                     self._read_log(log)
                 self._look()
@@ -89,9 +92,9 @@ class GpuWatch:
             logger.info("the NVIDIA driver answers again")
             self._on_back()
 
-    def _wait_for_event(self) -> None:
+    def _wait_for_event(self, seconds: float) -> None:
         uuids = tuple(gpu.uuid for gpu in self._latest)
-        event = self._gpus.wait_for_xid(uuids, WAIT_S)
+        event = self._gpus.wait_for_xid(uuids, seconds)
         if event is None:
             return
         uuid, code = event

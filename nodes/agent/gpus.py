@@ -197,12 +197,12 @@ class _XidEvents:
             return None
         try:
             data = nvml.nvmlEventSetWait(self._set, round(seconds * 1000))
-        except pynvml.NVMLError as error:
-            if error.value != pynvml.NVML_ERROR_TIMEOUT:
+        except nvml.NVMLError as error:
+            if error.value != nvml.NVML_ERROR_TIMEOUT:
                 self._pause.wait(seconds)
             return None
-        uuid = self._uuids.get(_address(data.device))
-        return (uuid, int(data.eventData)) if uuid and data.eventType == nvml.nvmlEventTypeXidCriticalError else None
+        told = self._uuids.get(_address(data.device))
+        return (told, int(data.eventData)) if told and data.eventType == nvml.nvmlEventTypeXidCriticalError else None
 
     def _register(self, uuid: str) -> None:
         if self._set is None:

@@ -75,6 +75,10 @@ class FakeEngine:
     def local_images(self) -> tuple[str, ...]:
         return tuple(self.images)
 
+    def import_image(self, name: str, tag: str, archive: bytes) -> None:
+        self._call(f"import_image {len(archive)}")
+        self.images.add(f"{name}:{tag}")
+
     def pull(self, image: str, on_progress: Callable[[str], None], cancelled: Cut) -> None:
         self._call("pull")
         self.pulls.append(image)
