@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 def leases_of(request: Request) -> LeaseQuerySet:
     """The leases of the tenant this caller works for; anything else is 404."""
     visible = Lease.objects.visible_to(caller(request)).filter(tenant=tenant_of(request))
-    return visible.select_related("tenant", "node")
+    return visible.select_related("tenant", "node", "activity")
 
 
 def tenant_of(request: Request) -> Tenant:

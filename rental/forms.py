@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from django import forms
 from django.conf import settings
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from billing import money
 from billing.models import Plan
 from portal.forms import ServiceForm
+from rental import idle_words
 from rental.catalog import ORDERED_PLANS
-from rental.requests import MAX_GPUS, LeaseRequest, parse
+from rental.requests import DEFAULT_INACTIVE_TIMEOUT_S, MAX_GPUS, LeaseRequest, parse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,8 +26,15 @@ if TYPE_CHECKING:
 
 HOUR_S = 3600
 MOST_BUTTONS = 8
+IDLE_TIMEOUTS_S = (900, DEFAULT_INACTIVE_TIMEOUT_S, 3600, 14_400)
+OFF = "off"
 # What a service calls a field, and what the form does.
-FORM_NAMES = {"max_duration_s": "max_hours", "spend_cap_micros": "spend_cap", "ssh_key_ids": "ssh_keys"}
+FORM_NAMES = {
+    "max_duration_s": "max_hours",
+    "inactive_timeout_s": "idle_timeout",
+    "spend_cap_micros": "spend_cap",
+    "ssh_key_ids": "ssh_keys",
+}
 
 
 class OffersForm(forms.Form):
@@ -65,6 +74,7 @@ class RentForm(ServiceForm):
         decimal_places=2,
         widget=forms.TextInput(attrs={"inputmode": "decimal"}),
     )
+    idle_timeout = forms.ChoiceField(label=_("Release when idle for"), required=False)
     spend_cap = forms.CharField(
         label=_("Spend at most"),
         required=False,
@@ -85,9 +95,11 @@ class RentForm(ServiceForm):
         self.choose("gpu_model", [(offer.gpu_model, offer.short_name) for offer in offers])
         self.choose("gpu_count", [(n, str(n)) for n in counts])
         self.choose("plan", [(plan, str(Plan(plan).label)) for plan in ORDERED_PLANS])
+        self.choose("idle_timeout", idle_choices())
         self.choose("ssh_keys", [(key.pk, key.name) for key in keys])
         self.fields["image"].initial = settings.DEFAULT_IMAGE
         self.fields["ssh_keys"].initial = [key.pk for key in keys]
+        self.fields["idle_timeout"].initial = str(min(DEFAULT_INACTIVE_TIMEOUT_S, settings.IDLE_TIMEOUT_MAX_S))
         self.fields["max_hours"].initial = hours_text(settings.MAX_DURATION_S)
 
     def choose(self, name: str, choices: list[tuple[Any, str]]) -> None:
@@ -117,6 +129,7 @@ class RentForm(ServiceForm):
             "plan": said["plan"],
             "image": said["image"] or None,
             "ssh_key_ids": None if set(chosen) == every else chosen,
+            "inactive_timeout_s": _idle_timeout(said["idle_timeout"]),
             "max_duration_s": int(said["max_hours"] * HOUR_S) if said["max_hours"] else None,
             "spend_cap_micros": said["spend_cap"],
         }
@@ -131,6 +144,18 @@ class RentForm(ServiceForm):
             self.add_error(field if field in self.fields else None, told)
         if not error.errors:
             self.add_error(None, error.detail)
+
+
+def idle_choices() -> list[tuple[str, str]]:
+    """Idle limits that this portal allows; its own limit stands for those above it."""
+    most = settings.IDLE_TIMEOUT_MAX_S
+    offered = sorted({min(seconds, most) for seconds in IDLE_TIMEOUTS_S})
+    choices = [(str(seconds), idle_words.span(seconds)) for seconds in offered]
+    return [*choices, (OFF, gettext("never"))] if settings.IDLE_OFF_ALLOWED else choices
+
+
+def _idle_timeout(chosen: str) -> int | str | None:
+    return int(chosen) if chosen.isdecimal() else chosen or None
 
 
 def hours_text(seconds: int) -> str:

@@ -20,7 +20,7 @@ from portal.actor import Actor
 from portal.errors import DomainError, InsufficientFunds, InvalidInput, NoCapacity, OfferChanged
 from portal.models import SshKey
 from portal.services import current_tenant
-from rental import catalog, quotes, services, words
+from rental import catalog, idle_words, quotes, services, words
 from rental.forms import RentForm
 from rental.views import person
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rental.quotes import Quote
 
 # What a link may fill in: the catalog's buttons and "rent the same again".
-PREFILLED = ("gpu_model", "gpu_count", "plan", "image", "name")
+PREFILLED = ("gpu_model", "gpu_count", "plan", "image", "name", "idle_timeout")
 
 
 class _Desk:
@@ -109,6 +109,7 @@ class _Desk:
             "hold_percent": min(100, quote.hold_ticks * 100 // available) if quote and available > 0 else 0,
             "reasons": self._reasons(),
             "gpu_words": f"{quote.units} × {offer.short_name}" if quote and offer else "",
+            "idle_limit": _idle_limit(quote),
             "expires_unix": int(quote.expires_at.timestamp()) if quote else 0,
             "renew_s": max(1, _seconds_left(quote) - 5) if quote else 0,
         }
@@ -171,6 +172,12 @@ class QuotePanel(View):
         desk = _Desk(request)
         desk.price()
         return render(request, "rental/_quote_answer.html", desk.context())
+
+
+def _idle_limit(quote: Quote | None) -> str:
+    """How long it may be idle, in words; empty without a limit."""
+    seconds = quote.request.inactive_timeout_s if quote else None
+    return "" if seconds is None else idle_words.span(seconds)
 
 
 def _seconds_left(quote: Quote) -> int:

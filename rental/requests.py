@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 MAX_GPUS: Final = 16
 LEAST_DURATION_S: Final = 60
 DEFAULT_INACTIVE_TIMEOUT_S: Final = 1800
-LEAST_INACTIVE_TIMEOUT_S: Final = 60
 MAX_MICROS: Final = 2_000_000_000 * 1_000_000  # billing's own bound: two thousand million of any currency
 PRIORITY: Final = {Plan.ON_DEMAND: (50, 50), Plan.SPOT: (10, 10)}  # default, ceiling
 NOT_OFFERED: Final = {
@@ -41,8 +40,9 @@ NOT_OFFERED: Final = {
 class LeaseRequest:
     """An order that is valid in itself; whether it can be served is for the catalog and the services to say.
 
-    Durations are seconds, amounts whole µ of the tenant's currency, ``ssh_key_ids`` None means all keys of the tenant's
-    members, ``gpu_memory_gb`` is the least memory per GPU, ``cuda_min`` the least CUDA version of the driver.
+    Durations are seconds, amounts whole µ of the tenant's currency, ``inactive_timeout_s`` None means never released
+    for being idle, ``ssh_key_ids`` None means all keys of the tenant's members, ``gpu_memory_gb`` is the least memory
+    per GPU, ``cuda_min`` the least CUDA version of the driver.
     """
 
     gpu_model: str
@@ -51,7 +51,7 @@ class LeaseRequest:
     plan: str = Plan.ON_DEMAND.value
     priority: int = 50
     max_duration_s: int = 86_400
-    inactive_timeout_s: int = DEFAULT_INACTIVE_TIMEOUT_S
+    inactive_timeout_s: int | None = DEFAULT_INACTIVE_TIMEOUT_S
     spend_cap_micros: int | None = None
     max_price_micros_per_hour: int | None = None
     name: str = ""
@@ -178,20 +178,20 @@ class _Reader:
             return value
         return None
 
-    def inactive_timeout(self) -> int:
+    def inactive_timeout(self) -> int | None:
+        """Seconds, None for "off"; null is the default. What was asked, or the portal's limit if that is less."""
         value = self.data.get("inactive_timeout_s")
+        asked: int | None = DEFAULT_INACTIVE_TIMEOUT_S
+        if value == "off" and settings.IDLE_OFF_ALLOWED:
+            return None
         if value == "off":
             self.wrong("inactive_timeout_s", "this offer does not allow leases without an idle limit.")
-            return DEFAULT_INACTIVE_TIMEOUT_S
-        if value == 0 and not isinstance(value, bool):
+        elif value == 0 and not isinstance(value, bool):
             self.wrong("inactive_timeout_s", "0 is not accepted; leave it out for 30 minutes.")
-            return DEFAULT_INACTIVE_TIMEOUT_S
-        return self.number(
-            "inactive_timeout_s",
-            default=DEFAULT_INACTIVE_TIMEOUT_S,
-            least=LEAST_INACTIVE_TIMEOUT_S,
-            most=settings.MAX_DURATION_S,
-        )
+        else:
+            least, most = settings.IDLE_TIMEOUT_MIN_S, settings.MAX_DURATION_S
+            asked = self.optional_number("inactive_timeout_s", least=least, most=most)
+        return min(asked or DEFAULT_INACTIVE_TIMEOUT_S, settings.IDLE_TIMEOUT_MAX_S)
 
     def text(self, name: str, *, most: int, needed: bool = False) -> str:
         value = self.data.get(name)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from django.conf import settings
+from django.utils import timezone
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from billing import money
 from billing.models import Plan
 from portal.serializers import StrictCharField, StrictSerializer
-from rental import connect, metering
+from rental import connect, idle, idle_shown, metering
 from rental.models import Lease, LeaseEvent, device_uuids
 from rental.quotes import Quote  # at run time: drf-spectacular reads the methods' annotations
 from rental.requests import MAX_GPUS
@@ -24,6 +26,12 @@ if TYPE_CHECKING:
     from rental.receipts import Receipt
 
 Facts = dict[str, Any]
+OFF: Final = "off"
+
+
+def idle_timeout(seconds: int | None) -> int | str:
+    """An idle limit as it is asked for: none is "off", since null stands for the default."""
+    return OFF if seconds is None else seconds
 
 
 # --- offers and quotes ----------------------------------------------------------------------------------------------
@@ -72,6 +80,14 @@ class OffersOut(serializers.Serializer[Any]):
     results = OfferOut(many=True)
 
 
+IDLE_TIMEOUT = {"oneOf": [{"type": "integer", "minimum": 1}, {"type": "string", "enum": [OFF]}]}
+
+
+@extend_schema_field(IDLE_TIMEOUT)
+class IdleTimeoutIn(serializers.Field[Any, Any, Any, Any]):
+    """Seconds without use, or ``"off"`` where the portal allows it."""
+
+
 class QuoteIn(StrictSerializer):
     """An order to price. Described here for the API document; rental/requests.py checks it."""
 
@@ -83,7 +99,7 @@ class QuoteIn(StrictSerializer):
     priority = serializers.IntegerField(required=False, allow_null=True)
     when = serializers.ChoiceField(required=False, choices=["now"])
     max_duration_s = serializers.IntegerField(required=False, allow_null=True, help_text="From ready on.")
-    inactive_timeout_s = serializers.IntegerField(required=False, allow_null=True)
+    inactive_timeout_s = IdleTimeoutIn(required=False, allow_null=True, help_text="null: 1800. 0 is refused.")
     spend_cap_micros = serializers.IntegerField(required=False, allow_null=True)
     max_price_micros_per_hour = serializers.IntegerField(required=False, allow_null=True, help_text="Per GPU.")
     image = serializers.CharField(required=False, allow_null=True)
@@ -105,10 +121,23 @@ class QuoteOut(serializers.Serializer["Quote"]):
     hold_micros = serializers.SerializerMethodField(help_text="Set aside at order.")
     most_micros = serializers.SerializerMethodField(help_text="What it can cost at most.")
     max_duration_s = serializers.IntegerField(source="longest_s", help_text="Less when the spend cap ends it earlier.")
+    inactive_timeout_s = serializers.SerializerMethodField(
+        help_text="Released after so long without use: what was asked, or the portal's limit if that is less."
+    )
+    inactive_timeout_most_s = serializers.SerializerMethodField(help_text="The portal's limit.")
     expires_at = serializers.DateTimeField()
     available = serializers.BooleanField(help_text="Whether it would fit at this moment.")
     reasons = ReasonOut(many=True)
     simulated = serializers.BooleanField()
+
+    @extend_schema_field(IDLE_TIMEOUT)
+    def get_inactive_timeout_s(self, quote: Quote) -> int | str:
+        """Seconds, or "off"."""
+        return idle_timeout(quote.request.inactive_timeout_s)
+
+    def get_inactive_timeout_most_s(self, quote: Quote) -> int:
+        """Seconds."""
+        return int(settings.IDLE_TIMEOUT_MAX_S)
 
     def get_hold_micros(self, quote: Quote) -> int:
         """Whole µ, rounded up."""
@@ -189,6 +218,35 @@ class SshOut(serializers.Serializer[Any]):
     known_hosts = serializers.CharField(help_text="A line for ~/.ssh/known_hosts.")
 
 
+class SignalOut(serializers.Serializer[Any]):
+    """One signal, as last measured."""
+
+    name = serializers.ChoiceField(choices=[signal.value for signal in idle.Signal])
+    value = serializers.JSONField(allow_null=True, help_text="A number, or whether it happened; null: not readable.")
+    limit = serializers.FloatField(allow_null=True, help_text="Counts from here on; null: happening at all counts.")
+    state = serializers.ChoiceField(choices=[reading.value for reading in idle.Reading])
+    last_active_at = serializers.DateTimeField(allow_null=True)
+
+
+class ActivityOut(serializers.Serializer[Any]):
+    """What counted as use, and when the lease would be released for being idle."""
+
+    state = serializers.ChoiceField(
+        choices=[reading.value for reading in idle.Reading], allow_null=True, help_text="null: it does not run."
+    )
+    idle_since = serializers.DateTimeField(allow_null=True)
+    release_at = serializers.DateTimeField(allow_null=True, help_text="Unless it is used; null while it is in use.")
+    last = serializers.ChoiceField(
+        choices=[since.value for since in idle.Since],
+        help_text="What the idle clock runs from; ready: the grace after it.",
+    )
+    last_at = serializers.DateTimeField()
+    signal = serializers.CharField(help_text="Which signal counted last; empty: a stretch that was not measured.")
+    known = serializers.BooleanField(help_text="false: that signal could not be read.")
+    sampled_at = serializers.DateTimeField()
+    signals = SignalOut(many=True)
+
+
 class LeaseOut(serializers.Serializer[Any]):
     """A lease."""
 
@@ -213,7 +271,7 @@ class LeaseOut(serializers.Serializer[Any]):
     total_micros_per_hour = serializers.IntegerField(source="lease.total_micros_per_hour")
     currency = serializers.CharField(source="lease.currency")
     max_duration_s = serializers.IntegerField(source="lease.max_duration_s")
-    inactive_timeout_s = serializers.IntegerField(source="lease.inactive_timeout_s", allow_null=True)
+    inactive_timeout_s = serializers.SerializerMethodField(help_text='Seconds, or "off".')
     spend_cap_micros = serializers.IntegerField(source="lease.spend_cap_micros", allow_null=True)
     requested_at = serializers.DateTimeField(source="lease.requested_at")
     assigned_at = serializers.DateTimeField(source="lease.assigned_at", allow_null=True)
@@ -227,6 +285,18 @@ class LeaseOut(serializers.Serializer[Any]):
     ticks = serializers.IntegerField(help_text="So far, exact; 3600 ticks are 1 µ.")
     cost_micros = serializers.SerializerMethodField(help_text="So far, in whole µ, rounded up.")
     ssh = serializers.SerializerMethodField()
+    activity = serializers.SerializerMethodField(help_text="What counted as use; null before the node's first sample.")
+
+    @extend_schema_field(IDLE_TIMEOUT)
+    def get_inactive_timeout_s(self, row: LeaseRow) -> int | str:
+        """Seconds, or "off"."""
+        return idle_timeout(row.lease.inactive_timeout_s)
+
+    @extend_schema_field(ActivityOut(allow_null=True))
+    def get_activity(self, row: LeaseRow) -> Facts | None:
+        """What counted as use; null before the node's first sample."""
+        use = idle_shown.shown(row.lease, timezone.now())
+        return None if use is None else dict(ActivityOut(use).data)
 
     def get_cost_micros(self, row: LeaseRow) -> int:
         """So far, in whole µ, rounded up."""
