@@ -13,7 +13,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from nodes import admin_views
-from nodes.models import Gpu, GpuSlot, Node
+from nodes.models import Gpu, GpuSlot, Node, SshEvent
 from portal.admin_base import ReadOnly, ReadOnlyInline
 
 if TYPE_CHECKING:
@@ -186,6 +186,19 @@ class GpuAdmin(ReadOnly[Gpu]):
             return format_html('<a href="{}">{}</a>', reverse("admin:rental_lease_change", args=[gpu.lease]), gpu.lease)
         except NoReverseMatch:  # an installation whose operators have no lease pages
             return str(gpu.lease)
+
+
+@admin.register(SshEvent)
+class SshEventAdmin(ReadOnly[SshEvent]):
+    """Who came in over SSH, from where, with which key. Only to look at."""
+
+    list_display = ["at", "kind", "lease_ref", "peer", "key", "detail", "node", "bytes_in", "bytes_out"]
+    list_filter = ["kind", "node"]
+    search_fields = ["=lease_ref", "=peer", "=key", "=session"]
+    list_select_related = ["node"]
+    date_hierarchy = "at"
+    ordering = ["-at", "-id"]
+    show_full_result_count = False  # the table is long; counting it says nothing
 
 
 def _node_action(site: admin.AdminSite, action: str, request: HttpRequest, node_id: str) -> HttpResponse:

@@ -214,3 +214,41 @@ class GpuSlot(models.Model):
 
     def __str__(self) -> str:
         return f"{self.gpu_id}/{self.n} {self.used_milli}"
+
+
+class SshEvent(models.Model):
+    """Something that a node's SSH gateway saw. Written once, deleted when it is old (nodes/ssh_events.py)."""
+
+    class Kind(models.TextChoices):
+        LOGIN = "login", _("logged in")
+        LOGIN_REFUSED = "login_refused", _("login refused")
+        SESSION_START = "session_start", _("session began")
+        SESSION_END = "session_end", _("session ended")
+        FORWARD = "forward", _("port forwarded")
+
+    id = models.BigAutoField(primary_key=True)
+    event_id = models.UUIDField(_("id"), editable=False, help_text="as the gateway gave it")
+    node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="ssh_events")
+    # No foreign key: a node names leases that may be none, and hardware does not know who leases it.
+    lease_ref = models.CharField(_("lease"), max_length=43)
+    kind = models.CharField(_("what"), max_length=16, choices=Kind.choices)
+    at = models.DateTimeField(_("when"), help_text="when we heard of it, less its age there")
+    peer = models.CharField(_("from"), max_length=64, blank=True)
+    key = models.CharField(_("key"), max_length=80, blank=True, help_text="fingerprint, SHA256:…")
+    session = models.CharField(_("session"), max_length=64, blank=True)
+    detail = models.CharField(_("detail"), max_length=200, blank=True)
+    bytes_in = models.BigIntegerField(_("bytes in"), default=0)
+    bytes_out = models.BigIntegerField(_("bytes out"), default=0)
+
+    class Meta:
+        verbose_name = _("SSH event")
+        verbose_name_plural = _("SSH events")
+        ordering = ["-at", "-id"]
+        constraints = [models.UniqueConstraint(fields=["node", "event_id"], name="ssh_event_once")]
+        indexes = [
+            models.Index(fields=["lease_ref", "-at"], name="ssh_event_of_lease"),
+            models.Index(fields=["at"], name="ssh_event_by_age"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.lease_ref} {self.kind}"

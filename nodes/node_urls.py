@@ -8,4 +8,5 @@ urlpatterns = [
     path("enrol", api.Enrol.as_view(), name="node-enrol"),
     path("inventory", api.Inventory.as_view(), name="node-inventory"),
     path("preflight", api.Preflight.as_view(), name="node-preflight"),
+    path("ssh-events", api.SshEvents.as_view(), name="node-ssh-events"),
 ]

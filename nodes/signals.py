@@ -12,6 +12,8 @@ logger = logging.getLogger(__name__)
 gpu_lost = Signal()
 # node=Node: its token is void from now on. Leases on it are rental's to end.
 node_revoked = Signal()
+# node=Node, events=list[SshEvent]: its SSH gateway saw them. Which leases and keys they are about is rental's to know.
+ssh_seen = Signal()
 
 
 def send_after_commit(signal: Signal, **facts: object) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from django.conf import settings
 from django.utils import timezone
 
-from rental import access, notices
+from rental import access, notices, ssh_certificates
 from rental.models import Lease, device_uuids
 from rental.states import State
 
@@ -53,6 +53,7 @@ def _word(
         "deadline_s": _seconds_left(lease, now),
         "stop_grace_s": settings.STOP_GRACE_S,
         "notices": notices.lines(lease, told),
+        "ssh_ca": ssh_certificates.authorities(),
     }
 
 

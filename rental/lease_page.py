@@ -12,7 +12,7 @@ from billing import money
 from portal import formatting
 from portal.models import ROLES_THAT_LEASE, Membership
 from portal.templatetags.lessor import ticks_cost
-from rental import activity, catalog, connect, idle_shown, metering, receipts, words
+from rental import activity, catalog, connect, idle_shown, metering, receipts, ssh_activity, words
 from rental.models import Lease, device_uuids
 from rental.states import BEFORE_READY, OPEN, State
 
@@ -102,7 +102,7 @@ def gpu_name(lease: Lease) -> str:
 
 
 def facts(lease: Lease, user: User) -> dict[str, Any]:
-    """The context of the lease page. Five queries."""
+    """The context of the lease page. Seven queries, and those of its activity."""
     now = timezone.now()
     bill = receipts.receipt(lease, now)
     running = lease.state == State.RUNNING
@@ -119,6 +119,7 @@ def facts(lease: Lease, user: User) -> dict[str, Any]:
         "devices": device_uuids([lease]).get(lease.pk, []),
         "history": words.history(lease, lease.events.all()),
         "end_words": words.end_reason(lease),
+        "ssh_seen": ssh_activity.recent(lease),
         "bill": bill,
         "free_s": sum(line.seconds for line in bill.lines if line.gap),
         "meter": _meter(lease, bill, now),

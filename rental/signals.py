@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Any
 from django.dispatch import receiver
 
 from nodes import broker
+from nodes.signals import ssh_seen
 from portal.signals import membership_changed, ssh_keys_changed
-from rental import live
+from rental import live, ssh_activity
 from rental.models import Lease
 from rental.states import State
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from nodes.models import Node, SshEvent
     from portal.models import User
 
 
@@ -35,3 +37,9 @@ def wake_for_keys(*, user: User, tenant_ids: Sequence[str] | None = None, **_: A
 def judge_watchers(*, tenant_id: str, **_: Any) -> None:
     """Streams of the tenant judge again who may look, now rather than within 15 s."""
     live.publish_tenant(tenant_id)
+
+
+@receiver(ssh_seen, dispatch_uid="rental.note_ssh")
+def note_ssh(*, node: Node, events: Sequence[SshEvent], **_: Any) -> None:
+    """Keys learn when they were last used, and open pages show who came in."""
+    ssh_activity.note(node=node, events=events)
