@@ -219,6 +219,7 @@ TABLE: dict[str, Entry] = {
     "api/node/v1/enrol": Entry(NODE),
     "api/node/v1/inventory": Entry(NODE),
     "api/node/v1/preflight": Entry(NODE),
+    "api/node/v1/ssh-events": Entry(NODE),
     "api/node/v1/heartbeat": Entry(NODE),
     "api/node/v1/desired": Entry(NODE),
     "api/node/v1/leases/<str:lease_id>/report": Entry(NODE),
