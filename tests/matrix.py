@@ -24,6 +24,7 @@ from rental.models import LeaseActivity
 from rental.services import build_quote
 from rental.states import State
 from tests import make
+from tests import matrix_tenants as tenants
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -197,6 +198,25 @@ TABLE: dict[str, Entry] = {
     "stream/leases/<str:lease_id>": Entry(STREAM, make=a_lease),
     "stream/home": Entry(STREAM),
     "stream/offers": Entry(STREAM),
+    # tenants and invitations
+    "tenants/": person(POST=tenants.name_body, writable="name"),
+    "tenants/switch/": person(POST=tenants.switch_form, writable="tenant next"),
+    "tenants/roles/": public(),
+    "tenants/<str:tenant_id>/": owned(tenants.a_tenant),
+    "tenants/<str:tenant_id>/rename/": owned(tenants.a_tenant, POST=tenants.rename_form, writable="tenant-name"),
+    "tenants/<str:tenant_id>/invite/": owned(tenants.a_tenant, POST=tenants.invite_body, writable="email role"),
+    "tenants/<str:tenant_id>/leave/": owned(tenants.a_tenant, POST=empty),
+    "tenants/<str:tenant_id>/hand-over/": owned(tenants.a_tenant, POST=tenants.next_owner, writable="member"),
+    "tenants/<str:tenant_id>/members/<str:user_id>/role/": owned(
+        tenants.a_member, POST=tenants.role_body, writable="role"
+    ),
+    "tenants/<str:tenant_id>/members/<str:user_id>/remove/": owned(tenants.a_member, POST=empty),
+    "tenants/<str:tenant_id>/invitations/<str:invitation_id>/resend/": owned(tenants.an_invitation, POST=empty),
+    "tenants/<str:tenant_id>/invitations/<str:invitation_id>/withdraw/": owned(tenants.an_invitation, POST=empty),
+    "invitations/link/<str:token>/": public(),
+    "invitations/open/": public(),
+    "invitations/<str:invitation_id>/accept/": owned(tenants.an_invitation_to, POST=empty, writable="as_this_account"),
+    "invitations/<str:invitation_id>/decline/": owned(tenants.an_invitation_to, POST=empty),
     # API v1
     "api/v1/openapi.json": public(),
     "api/v1/docs/": public(),
@@ -205,6 +225,17 @@ TABLE: dict[str, Entry] = {
     "api/v1/ssh-keys/<str:key_id>": owned(a_key, DELETE=empty, of_user=True),
     "api/v1/tokens": person(POST=token_body, writable="name scopes expires_at"),
     "api/v1/tokens/<str:token_id>": owned(a_token, DELETE=empty),
+    "api/v1/tenants": person(POST=tenants.name_body, writable="name"),
+    "api/v1/tenants/<str:tenant_id>": owned(tenants.a_tenant, PATCH=tenants.name_body, writable="name"),
+    "api/v1/tenants/<str:tenant_id>/members": owned(tenants.a_tenant),
+    "api/v1/tenants/<str:tenant_id>/members/<str:user_id>": owned(
+        tenants.a_member, PATCH=tenants.role_body, DELETE=empty, writable="role"
+    ),
+    "api/v1/tenants/<str:tenant_id>/invitations": owned(
+        tenants.a_tenant, POST=tenants.invite_body, writable="email role"
+    ),
+    "api/v1/tenants/<str:tenant_id>/invitations/<str:invitation_id>": owned(tenants.an_invitation, DELETE=empty),
+    "api/v1/tenants/<str:tenant_id>/invitations/<str:invitation_id>/resend": owned(tenants.an_invitation, POST=empty),
     "api/v1/offers": public(),
     "api/v1/quotes": person(POST=quote_body, writable=QUOTE_FIELDS),
     "api/v1/leases": person(POST=lease_body, writable="quote name"),
