@@ -112,6 +112,14 @@ def used(leases: Iterable[Lease], now: datetime) -> dict[str, tuple[int, int]]:
     return totals
 
 
+def unposted(leases: Iterable[Lease], now: datetime) -> dict[str, int]:
+    """``{lease id: ticks}`` used and not in the ledger yet; two queries for any number of leases."""
+    total = used(leases, now)
+    closed = UsageSegment.objects.filter(lease__in=list(total), end__isnull=False)
+    posted = dict(closed.order_by().values("lease").annotate(sum=Sum("ticks")).values_list("lease", "sum"))
+    return {lease_id: ticks - posted.get(lease_id, 0) for lease_id, (_, ticks) in total.items()}
+
+
 def open_segment(lease: Lease, start: datetime) -> UsageSegment:
     """Charging begins."""
     return UsageSegment.objects.create(

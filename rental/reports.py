@@ -298,7 +298,7 @@ def _cleaning_failed(report: _Report) -> Lease:
 
 
 def _ssh_down(report: _Report) -> Lease:
-    """Nobody gets in: not charged from the first look that failed. Only how long ago that was is taken from the node."""
+    """Nobody gets in: not charged from the first look that failed; only its age is taken from the node."""
     lease, now = report.lease, timezone.now()
     if lease.state != State.RUNNING:
         return lease

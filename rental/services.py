@@ -116,9 +116,12 @@ def keep_lease(*, lease: Lease, actor: Actor) -> Lease:
     return kept
 
 
+@transaction.atomic
 def end_at_deadline(*, lease_id: str, actor: Actor) -> Lease:
-    """The maximum duration, or what the spend cap pays for, is over."""
-    lease = Lease.objects.select_related("tenant").get(pk=lease_id)
+    """The maximum duration, or what the spend cap pays for, is over; not if it was extended a moment ago."""
+    lease = Lease.objects.select_for_update(of=("self",)).select_related("tenant").get(pk=lease_id)
+    if lease.deadline_at is None or lease.deadline_at > timezone.now():
+        return lease
     return stop_lease(lease=lease, actor=actor, reason=metering.deadline_reason(lease))
 
 

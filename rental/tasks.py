@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 from celery import shared_task
@@ -20,7 +21,7 @@ from nodes.models import Node
 from portal import presence
 from portal.actor import Actor
 from portal.errors import DomainError
-from rental import funds, idle_services, lifecycle, notices, people, services
+from rental import funds, idle_services, lifecycle, notices, people, run_out, services
 from rental.models import Lease
 from rental.states import BEFORE_READY, State
 
@@ -88,6 +89,14 @@ def sweep_holds() -> None:
 
 
 @shared_task
+def sweep_run_out() -> None:
+    """Running leases that end soon, by time or money: warned; warnings that are not true any more are taken back."""
+    actor = Actor.system(run_out.ACTOR)
+    for change in run_out.look(timezone.now()):
+        _one("run-out", change.lease_id, partial(run_out.settle, change=change, actor=actor))
+
+
+@shared_task
 def sweep_abandoned() -> None:
     """Leases of tenants without an active member -> stopping (``operator``): ordered while the account was closed."""
     _each("accounts", people.abandoned(), lambda lease_id, actor: people.stop_abandoned(lease_id=lease_id, actor=actor))
@@ -117,12 +126,16 @@ def _each(part: str, leases: QuerySet[Lease], act: Callable[[str, Actor], object
     """``act`` on each lease; one that cannot be helped now does not keep the others waiting."""
     actor = Actor.system(part)
     for lease_id in list(leases.order_by("pk").values_list("pk", flat=True)):
-        try:
-            act(lease_id, actor)
-        except DomainError as error:
-            logger.info("%s: %s left as it is (%s)", part, lease_id, error.code)
-        except Exception:  # logged with its trace; the next row must not wait for a mended fault
-            logger.exception("%s: %s failed", part, lease_id)
+        _one(part, lease_id, partial(act, lease_id, actor))
+
+
+def _one(part: str, lease_id: str, act: Callable[[], object]) -> None:
+    try:
+        act()
+    except DomainError as error:
+        logger.info("%s: %s left as it is (%s)", part, lease_id, error.code)
+    except Exception:  # logged with its trace; the next row must not wait for a mended fault
+        logger.exception("%s: %s failed", part, lease_id)
 
 
 def _receiving_before(moment: datetime) -> bool:

@@ -50,6 +50,12 @@ TITLES: dict[str, str | Promise] = {
     "idle_released": gettext_lazy("Told why it was released"),
     "idle_shadow": gettext_lazy("Idle: noted, not released"),
     "node_heard": gettext_lazy("Contact with the node is back"),
+    "extended": gettext_lazy("Extended"),
+    "limited": gettext_lazy("Limits lowered"),
+    "run_out_deadline": gettext_lazy("Warned: its time is nearly over"),
+    "run_out_cap": gettext_lazy("Warned: its spend cap is nearly used up"),
+    "run_out_balance": gettext_lazy("Warned: the balance is nearly used up"),
+    "run_out_month": gettext_lazy("Warned: the spend cap of the month is nearly reached"),
     "ssh_down": gettext_lazy("SSH does not answer"),
     "ssh_up": gettext_lazy("SSH works again"),
 }
