@@ -12,7 +12,7 @@ def account_deleted() -> Mail:
     return Mail(
         subject=_("Your account is deleted"),
         text=_(
-            "Your account was deleted, as you asked. Leases that were yours alone are stopped and charged to the second. "
+            "Your account was deleted, as you asked. Leases of yours alone are stopped and charged to the second. "
             "API tokens, SSH keys and sessions no longer open anything."
         ),
         after=_("If this was not you, write to the operators of this site now."),

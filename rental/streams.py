@@ -29,6 +29,7 @@ from portal import ids
 from portal.actor import client_ip
 from portal.middleware import known_zone
 from portal.models import User
+from portal.origins import from_elsewhere
 from portal.services import current_tenant
 from rental import lease_page, live, views
 
@@ -131,6 +132,8 @@ async def _answer(
 ) -> HttpResponse | StreamingHttpResponse:
     if request.method != "GET":
         return HttpResponse("GET is accepted.", status=405, content_type=PLAIN, headers={"Allow": "GET"})
+    if from_elsewhere(request):
+        return HttpResponse("Only our own pages may listen.", status=403, content_type=PLAIN)
     if not isinstance(request, ASGIRequest):
         return HttpResponse("Streams are served by the ASGI process.", status=421, content_type=PLAIN)
     watch = await _in_thread(request, lambda: _admitted(request, admit, public=public))

@@ -7,13 +7,17 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from allauth.usersessions.models import UserSession
 from asgiref.sync import sync_to_async
 from django.db import connection
 from django.test import AsyncClient, Client
 from django.urls import reverse
 
 from nodes import broker
+from portal import deletion
+from portal.actor import Actor
 from portal.models import Membership
+from portal.sessions import end_sessions
 from rental import live, streams
 from tests import make
 from tests.rental.factories import order, report
@@ -222,3 +226,50 @@ def test_the_wsgi_process_says_where_streams_are_served(user: User, lease: Lease
     answer = client.get(lease_stream(lease))
     assert answer.status_code == 421
     assert b"ASGI" in answer.content
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "https://elsewhere.test"},
+        {"Origin": "http://ls-1.apps.testserver"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+    ],
+)
+async def test_a_page_from_elsewhere_may_not_listen(user: User, lease: Lease, headers: dict[str, str]) -> None:
+    # case H04
+    client = await browser(user)
+    assert (await client.get(lease_stream(lease), headers=headers)).status_code == 403
+
+
+async def test_our_own_page_may_listen(user: User, lease: Lease) -> None:
+    client = await browser(user)
+    own = {"Origin": "http://testserver", "Sec-Fetch-Site": "same-origin"}
+    answer = await client.get(lease_stream(lease), headers=own)
+    assert answer.status_code == 200
+    await Listener(answer).leave()
+
+
+@pytest.mark.parametrize("fate", ["closed by an operator", "deleted", "session ended"])
+async def test_a_stream_ends_at_once_when_the_account_is_closed(user: User, lease: Lease, fate: str) -> None:
+    # case A11; without waiting for the next look: CHECK_S is longer than a Listener waits
+    client = await browser(user)
+
+    def happen() -> None:
+        if fate == "session ended":
+            key = client.cookies["sessionid"].value
+            row = UserSession.objects.create(user=user, session_key=key, ip="192.0.2.7", user_agent="")
+            end_sessions(user=user, sessions=[row], actor=Actor.of_user(user))
+        elif fate == "deleted":
+            deletion.delete_account(user=user, actor=Actor.of_user(user))
+        else:
+            deletion.deactivate(user=user, actor=Actor.system("operator"))
+
+    async with listening(client, lease_stream(lease)) as events:
+        await events.next()
+        await sync_to_async(happen)()
+        async with asyncio.timeout(streams.CHECK_S - 5):
+            while (event := await events.next()) is not None:
+                assert "Running" not in event
