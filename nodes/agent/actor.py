@@ -15,7 +15,7 @@ from nodes.agent.cleaning import Cleaning
 from nodes.agent.contact import now
 from nodes.agent.desired import DesiredLease, container_name
 from nodes.agent.engine import ContainerFacts
-from nodes.agent.failures import EngineError, LaunchError
+from nodes.agent.failures import EngineError, LaunchError, UnsettledError
 from nodes.agent.images import Ticket
 from nodes.agent.launch import Launch
 from nodes.agent.log import logger, step
@@ -29,6 +29,7 @@ from nodes.agent.store import LeaseRecord, Phase
 
 EndCause = Literal["ordered", "unwanted", "superseded", "deadline", "silence", "exited"]
 PROGRESS_S = 10.0
+ENGINE_RETRY_S = 2.0
 SAME_DEADLINE_S = 2.0
 BEFORE_READY = ("pulling", "starting", "started")
 WHY: dict[EndCause, str] = {
@@ -165,11 +166,8 @@ class Actor:
         key = ProbeKey.make()
         # Early, so that the gateway has read the file long before the container is up.
         self._parts.gateway.put(lease.id, lease.authorized_keys, key.public_line, authorities=lease.ssh_ca)
-        facts = self._engine_says(record)
-        if facts and facts.running:
-            record.container_id = facts.id
-        else:
-            self._launch(record, lease)
+        while not self._stands(record, lease):
+            self._wait(ENGINE_RETRY_S, record)
         self._enter(record, "started")
         self._report(record, "started")
         with step("prove", record.lease_id, record.generation):
@@ -178,6 +176,19 @@ class Actor:
         wanted = self._wanted(record)
         self._parts.gateway.put(lease.id, wanted.authorized_keys, authorities=wanted.ssh_ca)
         self._report(record, "ready", evidence=evidence)
+
+    def _stands(self, record: LeaseRecord, lease: DesiredLease) -> bool:
+        """Whether the container was started; one that has run is never started a second time."""
+        facts = self._see(record)
+        if facts and (facts.running or facts.status == "exited"):
+            record.container_id = facts.id
+            return True
+        try:
+            self._launch(record, lease)
+        except UnsettledError as error:
+            logger.warning("lease %s is looked at again: %s", record.lease_id, error)
+            return False
+        return True
 
     def _launch(self, record: LeaseRecord, lease: DesiredLease) -> None:
         self._report(record, "starting")
@@ -334,6 +345,16 @@ class Actor:
         if keys_differ or moved:
             record.deadline = order.deadline
             self._parts.store.save(record)
+
+    def _see(self, record: LeaseRecord) -> ContainerFacts | None:
+        # Until the engine answers: what it may have started must not be taken for missing.
+        while True:
+            self._check_end(record)
+            try:
+                return self._parts.engine.inspect(container_name(record.lease_id, record.generation))
+            except EngineError as error:
+                logger.warning("lease %s waits for the engine: %s", record.lease_id, error)
+                self._wait(ENGINE_RETRY_S, record)
 
     def _engine_says(self, record: LeaseRecord) -> ContainerFacts | None:
         try:

@@ -349,7 +349,15 @@ def _errors() -> Iterator[None]:
         status = error.response.status_code if error.response is not None else 0
         raise EngineError(str(error.explanation or error), status=status) from error
     except (requests.RequestException, DockerException, OSError, ValueError) as error:
-        raise EngineUnreachableError(f"the container engine does not answer: {type(error).__name__}") from error
+        raise EngineUnreachableError(
+            f"the container engine does not answer: {type(error).__name__}", sent=not _never_connected(error)
+        ) from error
+
+
+def _never_connected(error: BaseException) -> bool:
+    """Whether the engine's socket was not there, or nobody listened; requests hides that in the cause's arguments."""
+    inside = [part for part in error.args if isinstance(part, BaseException)]
+    return isinstance(error, (ConnectionRefusedError, FileNotFoundError)) or any(map(_never_connected, inside))
 
 
 def _container(raw: Mapping[str, Any]) -> ContainerFacts:

@@ -1,6 +1,7 @@
 """What can go wrong on a node, sorted by who has to act; and the sentences a renter reads about it."""
 
 import re
+from http import HTTPStatus
 from typing import Literal
 
 Failure = Literal["failed_image", "failed_gpu", "failed_launch"]
@@ -19,7 +20,14 @@ class EngineError(Exception):
 
 
 class EngineUnreachableError(EngineError):
-    """The container engine gave no answer in time: nothing is known about what was asked."""
+    """The container engine gave no answer in time: nothing is known about what was asked.
+
+    `sent` is False when it cannot have heard the call: no connection came about.
+    """
+
+    def __init__(self, message: str, *, sent: bool = True) -> None:
+        super().__init__(message)
+        self.sent = sent
 
 
 Again = Literal["never", "limited", "later"]
@@ -46,6 +54,10 @@ class LaunchError(Exception):
         self.failure: Failure = failure
 
 
+class UnsettledError(LaunchError):
+    """The engine gave no answer to what it may have done all the same: look again before anything else."""
+
+
 # What engines, NVIDIA's hook and CDI say when a device is the reason. Collected from dockerd 20.10 and 28, from
 # libnvidia-container and from runc; matched without regard to case.
 _GPU_WORDS = re.compile(
@@ -62,9 +74,19 @@ _DRIVER_WORDS = re.compile(
 def classify_start(error: EngineError) -> LaunchError:
     """Turn a refusal of create or start into the failure class of the lease."""
     text = str(error)
+    if isinstance(error, EngineUnreachableError) or error.status == HTTPStatus.CONFLICT:
+        # The conflict is an earlier call's, which got no answer in time and was carried out late.
+        return UnsettledError("failed_launch", f"The container engine did not answer in time: {tail(text)}")
     if _GPU_WORDS.search(text):
         return LaunchError("failed_gpu", f"The node could not hand out the GPU: {tail(text)}")
     return LaunchError("failed_launch", f"The container could not be started: {tail(text)}")
+
+
+def classify_preparation(problem: BaseException) -> LaunchError:
+    """Turn what kept network or volume from being made into the failure class of the lease."""
+    if isinstance(problem, EngineUnreachableError):
+        return classify_start(problem)
+    return LaunchError("failed_launch", f"The node could not prepare the lease: {problem}")
 
 
 def is_driver_fault(text: str) -> bool:

@@ -13,7 +13,14 @@ from typing import Any
 
 from nodes.agent.desired import DesiredLease, container_name
 from nodes.agent.engine import ImageFacts
-from nodes.agent.failures import EngineError, ImageError, LaunchError, classify_start, is_driver_fault
+from nodes.agent.failures import (
+    EngineError,
+    ImageError,
+    LaunchError,
+    classify_preparation,
+    classify_start,
+    is_driver_fault,
+)
 from nodes.agent.gpus import GpuUnreadableError
 from nodes.agent.holderbook import Holder
 from nodes.agent.hostconfig import JOINING_RUNTIMES, RUNTIME, build_body, check_hostconfig, labels
@@ -68,7 +75,7 @@ class Launch:
                 # Also when the image fails: nothing may still be in the making when cleaning begins.
                 problems = [problem for future in (network, volume) if (problem := future.exception())]
             for problem in problems:
-                raise LaunchError("failed_launch", f"The node could not prepare the lease: {problem}") from problem
+                raise classify_preparation(problem) from problem
         self._holder = network.result()
         return self._make_container(image, volume.result())
 
@@ -98,7 +105,7 @@ class Launch:
         except ImageError as error:
             raise LaunchError("failed_image", str(error)) from error
         except EngineError as error:
-            raise LaunchError("failed_launch", f"The container engine failed: {error}") from error
+            raise classify_start(error) from error
         if not found:
             raise LaunchError("failed_image", f"The image {name} was pulled, but the engine does not have it.")
         return found

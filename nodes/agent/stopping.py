@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from nodes.agent.contact import now
 from nodes.agent.desired import container_name
 from nodes.agent.engine import ContainerFacts
-from nodes.agent.failures import EngineError
+from nodes.agent.failures import EngineError, EngineUnreachableError
 from nodes.agent.log import logger
 from nodes.agent.parts import Parts
 from nodes.agent.store import LeaseRecord
@@ -25,12 +25,17 @@ class Stopped:
 
 
 class Stopping:
-    """The stop of one lease. `wait` returns after the seconds given or earlier when the engine says something."""
+    """The stop of one lease. `wait` returns after the seconds given or earlier when the engine says something.
+
+    The container is asked once, also by an agent that died in between, and its grace begins when the engine has passed
+    the request on. Everything goes to the container's id: one of the same name that came later is another's.
+    """
 
     def __init__(self, parts: Parts, record: LeaseRecord, wait: Callable[[float], None]) -> None:
         self._engine = parts.engine
+        self._store = parts.store
         self._record = record
-        self._name = container_name(record.lease_id, record.generation)
+        self._container = container_name(record.lease_id, record.generation)
         self._wait = wait
 
     def run(self) -> Stopped | None:
@@ -38,16 +43,25 @@ class Stopping:
         facts = self._look()
         if facts is None or facts.status == "created":
             return None
+        self._container = facts.id
         killed = facts.running and not self._ends_on_request(facts)
         if killed:
             self._kill()
         return Stopped((self._look() or facts).exit_code, killed)
 
     def _ends_on_request(self, facts: ContainerFacts) -> bool:
-        grace = self._record.desired.stop_grace_s if self._record.desired else DEFAULT_GRACE_S
-        give_up = now() + grace
-        self._signal(str(facts.inspect.get("Config", {}).get("StopSignal") or "SIGTERM"))
-        return self._ended_before(give_up)
+        if self._record.kill_at is None:
+            self._ask(str(facts.inspect.get("Config", {}).get("StopSignal") or "SIGTERM"))
+            grace = self._record.desired.stop_grace_s if self._record.desired else DEFAULT_GRACE_S
+            self._record.kill_at = now() + grace
+            self._store.save(self._record)
+        return self._ended_before(self._record.kill_at)
+
+    def _ask(self, signal: str) -> None:
+        """Send the signal once; returns when the engine answers, so that no grace passes while it hangs."""
+        while not self._signal(signal):
+            self._wait(RETRY_S)
+        self._look()
 
     def _kill(self) -> None:
         give_up = now() + KILL_WAIT_S
@@ -56,11 +70,14 @@ class Stopping:
             if self._ended_before(min(give_up, now() + RETRY_S)):
                 return
 
-    def _signal(self, signal: str) -> None:
+    def _signal(self, signal: str) -> bool:
+        """Whether it has been sent, or may have been."""
         try:
-            self._engine.kill(self._name, signal)
+            self._engine.kill(self._container, signal)
         except EngineError as error:
             logger.warning("lease %s did not take %s: %s", self._record.lease_id, signal, error)
+            return not isinstance(error, EngineUnreachableError) or error.sent
+        return True
 
     def _ended_before(self, give_up: float) -> bool:
         while True:
@@ -75,7 +92,7 @@ class Stopping:
         # However long the engine takes to answer: nobody may call a lease stopped on a guess.
         while True:
             try:
-                return self._engine.inspect(self._name)
+                return self._engine.inspect(self._container)
             except EngineError as error:
                 logger.warning("lease %s waits for the engine: %s", self._record.lease_id, error)
                 self._wait(RETRY_S)

@@ -22,7 +22,8 @@ Phase = Literal["pulling", "starting", "started", "running", "stopping", "stoppe
 class LeaseRecord:
     """One generation of one lease on this node; owned by its actor.
 
-    `deadline` is by the clock of `nodes.agent.contact.now`; `memory_base` and `pids_base` are what NVML saw on each
+    `deadline` and `kill_at` are by the clock of `nodes.agent.contact.now`, the latter set once the container was asked
+    to end; `memory_base` and `pids_base` are what NVML saw on each
     device before the launch, empty when not known.
     """
 
@@ -33,6 +34,7 @@ class LeaseRecord:
     container_id: str | None = None
     desired: DesiredLease | None = None
     deadline: float | None = None
+    kill_at: float | None = None
     memory_base: dict[str, int] = field(default_factory=dict)
     pids_base: dict[str, list[int]] = field(default_factory=dict)
     told: list[str] = field(default_factory=list)  # ids of the notices that its terminals have had
@@ -78,7 +80,7 @@ def _record(saved: dict[str, object]) -> LeaseRecord:
     if isinstance(record.desired, Mapping):
         record.desired = _desired(record.desired)
     if not same_boot:
-        record.deadline = None  # the clock began anew; the next pull brings what is left
+        record.deadline = record.kill_at = None  # the clock began anew; the next pull brings what is left
     return record
 
 

@@ -51,8 +51,10 @@ class FakeEngine:
         self.down = False
         self.hangs: set[str] = set()  # first words of calls that get no answer until `thaw`
         self.thaw = threading.Event()
+        self.lost: dict[str, int] = {}  # how many calls of that name are carried out without an answer
         self.start_error = ""
         self.ignores_term = False
+        self.exits_at_once: int | None = None
         self.tamper: Callable[[dict[str, Any]], None] = lambda _inspect: None
         self._exits: queue.Queue[dict[str, str]] = queue.Queue()
         self._ids = itertools.count(1)
@@ -63,6 +65,11 @@ class FakeEngine:
             self.thaw.wait(60)
         if self.down:
             raise EngineUnreachableError("the container engine does not answer")
+
+    def _answer(self, name: str) -> None:
+        if self.lost.get(name):
+            self.lost[name] -= 1
+            raise EngineUnreachableError("the container engine does not answer: ReadTimeout")
 
     def facts(self) -> EngineFacts:
         self._call("facts")
@@ -97,6 +104,7 @@ class FakeEngine:
         assert len(bridge) <= 15
         assert labels["lessor.lease"] in name
         self.nets.add(name)
+        self._answer("network_create")
 
     def network_remove(self, name: str) -> None:
         self._call("network_remove")
@@ -113,6 +121,7 @@ class FakeEngine:
         box["Id"] = f"{next(self._ids):064x}"
         self.tamper(box)
         self.boxes[name] = box
+        self._answer("create")
         return str(box["Id"])
 
     def start(self, container: str) -> None:
@@ -120,11 +129,15 @@ class FakeEngine:
         if self.start_error:
             raise EngineError(self.start_error, status=500)
         self._box(container)["State"] |= {"Status": "running", "Pid": 1}
+        if self.exits_at_once is not None:
+            self.exit(container, self.exits_at_once)
+        self._answer("start")
 
     def kill(self, container: str, signal: str) -> None:
         self._call(f"kill {signal}")
         if signal == "SIGKILL" or not self.ignores_term:
             self.exit(container, 137 if signal == "SIGKILL" else 143)
+        self._answer("kill")
 
     def exit(self, container: str, code: int) -> None:
         """The main process ends."""
