@@ -19,10 +19,11 @@ from portal.models import Tenant
 from portal.pagination import Cursor
 from portal.permissions import PUBLIC
 from portal.services import current_tenant
-from rental import catalog, receipts, requests, services
+from rental import catalog, extend, receipts, requests, services
 from rental.models import Lease, LeaseEvent
 from rental.serializers import (
     EventOut,
+    ExtendIn,
     LeaseIn,
     LeaseOut,
     LeasesIn,
@@ -174,6 +175,23 @@ class KeepLease(APIView):
         """Say that you are there: the idle clock starts again. 409 `illegal_state` unless it runs."""
         _no_body(request)
         return Response(shown(services.keep_lease(lease=one_lease(request, lease_id), actor=Actor.of(request))))
+
+
+class ExtendLease(APIView):
+    """Other limits for a lease."""
+
+    scopes = {"POST": "leases:write"}
+
+    @extend_schema(operation_id="extend_lease", request=ExtendIn, responses=LeaseOut)
+    def post(self, request: Request, lease_id: str) -> Response:
+        """Give it another `max_duration_s` (from ready) or `spend_cap_micros` (null: none); what is missing stays.
+
+        Longer or shorter, but not less than a minute from now. The price stays. 409 `illegal_state` when it is over or at
+        its end, 402 `insufficient_funds` or 409 `month_cap_reached` when its next hour cannot be set aside.
+        """
+        lease = one_lease(request, lease_id)
+        extend.extend_lease(lease=lease, actor=Actor.of(request), wanted=body_of(request))
+        return Response(shown(one_lease(request, lease_id)))
 
 
 class LeaseEvents(APIView):

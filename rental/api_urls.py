@@ -11,6 +11,7 @@ urlpatterns = [
     path("leases/<str:lease_id>", api.OneLease.as_view()),
     path("leases/<str:lease_id>/stop", api.StopLease.as_view()),
     path("leases/<str:lease_id>/keep", api.KeepLease.as_view()),
+    path("leases/<str:lease_id>/extend", api.ExtendLease.as_view()),
     path("leases/<str:lease_id>/events", api.LeaseEvents.as_view()),
     path("leases/<str:lease_id>/receipt", api.LeaseReceipt.as_view(), name="api-lease-receipt"),
 ]

@@ -6,15 +6,18 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from django.conf import settings
 from django.utils import timezone
 
 from billing import money
 from portal import formatting
 from portal.models import ROLES_THAT_LEASE, Membership
 from portal.templatetags.lessor import ticks_cost
-from rental import activity, catalog, connect, idle_shown, metering, receipts, ssh_activity, words
+from rental import activity, catalog, connect, idle_shown, metering, notices, receipts, run_out, ssh_activity, words
+from rental.extend_form import ExtendForm
 from rental.models import Lease, device_uuids
-from rental.states import BEFORE_READY, OPEN, State
+from rental.notice_words import WORDS
+from rental.states import BEFORE_READY, OPEN, Gap, State
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -129,6 +132,21 @@ def facts(lease: Lease, user: User) -> dict[str, Any]:
         **idle_shown.facts(lease, now),
         "used_percent": _used_percent(lease, now),
         "cap_percent": _cap_percent(lease, bill),
+        **_limits(lease, bill),
+    }
+
+
+def _limits(lease: Lease, bill: Receipt) -> dict[str, Any]:
+    """Warnings that stand, whether SSH is down, and the form that gives other limits. One query."""
+    told = notices.standing([lease]).get(lease.pk, []) if lease.state == State.RUNNING else []
+    last = bill.lines[-1] if bill.lines else None
+    return {
+        "warnings": [
+            (said.kind, WORDS[said.kind].line(lease, said.data)) for said in told if said.kind in run_out.KINDS
+        ],
+        "ssh_is_down": last is not None and last.provisional and last.gap == Gap.SSH_DOWN,
+        "form": ExtendForm(lease=lease),
+        "most_s": settings.MAX_DURATION_S,
     }
 
 

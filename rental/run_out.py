@@ -81,7 +81,7 @@ def settle(*, change: Change, actor: Actor, now: datetime | None = None) -> None
         notices.take_back(lease=lease, prefix=key)
     if change.kind:
         at = (now or timezone.now()) + timedelta(seconds=change.left_s)
-        data = {"minutes": change.minutes, "left_s": change.left_s, "ends_at": at.isoformat()}
+        data = {"minutes": change.minutes, "ends_at": at.isoformat()}
         notices.tell(lease=lease, kind=change.kind, key=change.key, actor=actor, data=data)
 
 

@@ -1,12 +1,16 @@
-"""What is said before a lease runs out. ``data``: ``minutes`` (the threshold), ``left_s``, ``ends_at`` (RFC 3339)."""
+"""What is said before a lease runs out. ``data``: ``minutes`` (the threshold), ``ends_at`` (RFC 3339).
+
+A warning may be read later than it was given, so the minutes are counted when it is written out.
+"""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from django.conf import settings
 from django.urls import reverse
+from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
@@ -55,7 +59,8 @@ def _ends(data: dict[str, Any]) -> str:
 
 
 def _minutes(data: dict[str, Any]) -> int:
-    return max(1, -(-int(data["left_s"]) // 60))
+    left = datetime.fromisoformat(data["ends_at"]) - timezone.now()
+    return max(1, -(-left // timedelta(minutes=1)))
 
 
 def _why(kind: str) -> str:

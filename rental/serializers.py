@@ -158,6 +158,13 @@ class LeaseIn(StrictSerializer):
     name = StrictCharField(required=False, default="", allow_blank=True, max_length=80)
 
 
+class ExtendIn(StrictSerializer):
+    """Other limits for a lease. Described here for the API document; rental/extend.py checks it."""
+
+    max_duration_s = serializers.IntegerField(required=False, help_text="From ready on.")
+    spend_cap_micros = serializers.IntegerField(required=False, allow_null=True, help_text="null: no cap.")
+
+
 class LeasesIn(StrictSerializer):
     """Which leases."""
 

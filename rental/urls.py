@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from rental import keep_views, people_views, rent_views, streams, views
+from rental import extend_views, keep_views, people_views, rent_views, streams, views
 
 urlpatterns = [
     path("", views.Catalog.as_view(), name="catalog"),
@@ -11,6 +11,7 @@ urlpatterns = [
     path("leases/quote", rent_views.QuotePanel.as_view(), name="quote-panel"),
     path("leases/<str:lease_id>/", views.OneLease.as_view(), name="lease"),
     path("leases/<str:lease_id>/stop", views.StopLease.as_view(), name="lease-stop"),
+    path("leases/<str:lease_id>/extend", extend_views.ExtendLease.as_view(), name="lease-extend"),
     path("leases/<str:lease_id>/receipt", views.LeaseReceipt.as_view(), name="lease-receipt"),
     path("leases/<str:lease_id>/keep", keep_views.KeepLease.as_view(), name="lease-keep"),
     path("keep/<str:token>", keep_views.KeepByLink.as_view(), name="keep-link"),

@@ -152,6 +152,16 @@ def rent_form(user: User) -> dict[str, Any]:
     return {**said, "plan": "on_demand", "ssh_keys": keys, "max_hours": "1", "do": "price"}
 
 
+def extend_body(_: User) -> dict[str, Any]:
+    """Another end of a lease that runs: no later, so it needs no money."""
+    return {"max_duration_s": 7200}
+
+
+def extend_form(_: User) -> dict[str, Any]:
+    """The same, as typed."""
+    return {"max_hours": "2", "spend_cap": ""}
+
+
 def cap_form(_: User) -> dict[str, Any]:
     """The spend cap of a month, as typed."""
     return {"cap": "250.00"}
@@ -194,6 +204,7 @@ TABLE: dict[str, Entry] = {
     "leases/<str:lease_id>/keep": owned(a_lease, POST=empty),
     "keep/<str:token>": Entry(PUBLIC, make=a_keep_link, bodies={"POST": empty}),
     "idle": public(),
+    "leases/<str:lease_id>/extend": owned(a_lease, POST=extend_form, writable="max_hours spend_cap"),
     "leases/<str:lease_id>/receipt": owned(a_lease),
     "stream/leases/<str:lease_id>": Entry(STREAM, make=a_lease),
     "stream/home": Entry(STREAM),
@@ -242,6 +253,7 @@ TABLE: dict[str, Entry] = {
     "api/v1/leases/<str:lease_id>": owned(a_lease),
     "api/v1/leases/<str:lease_id>/stop": owned(a_lease, POST=empty),
     "api/v1/leases/<str:lease_id>/keep": owned(a_lease, POST=empty),
+    "api/v1/leases/<str:lease_id>/extend": owned(a_lease, POST=extend_body, writable="max_duration_s spend_cap_micros"),
     "api/v1/leases/<str:lease_id>/events": owned(a_lease),
     "api/v1/leases/<str:lease_id>/receipt": owned(a_lease),
     "api/v1/balance": person(PATCH=cap_body, writable="month_cap_micros"),
