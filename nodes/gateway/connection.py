@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 import asyncssh
+from asyncssh.constants import MSG_DISCONNECT
+from asyncssh.packet import String, UInt32
 
 from nodes.gateway import certificates
 from nodes.gateway.audit import Fact
@@ -184,8 +186,13 @@ class Connection(asyncssh.SSHServer):
             self.drop(f"{self.lease_id} has ended or no longer admits your key")
 
     def drop(self, reason: str) -> None:
-        """End the connection, telling the client why if it listens."""
-        self._connection.disconnect(asyncssh.DISC_BY_APPLICATION, f"lessor: {reason}")
+        """End the connection, telling the client why if it listens; nothing that it still sends is looked at.
+
+        asyncssh's own disconnect closes at once. What the client is sending then makes its system forget our last word.
+        """
+        self._connection.data_received = _ignore  # type: ignore[method-assign]
+        last_word = (UInt32(asyncssh.DISC_BY_APPLICATION), String(f"lessor: {reason}"), String("en"))
+        self._connection.send_packet(MSG_DISCONNECT, *last_word)
         asyncio.get_running_loop().call_later(LAST_WORD_S, self._connection.abort)
 
     async def wait_closed(self) -> None:
@@ -253,6 +260,10 @@ class Connection(asyncssh.SSHServer):
 
     def _audit(self, event: str, **facts: Fact) -> None:
         self._gateway.audit.write(event, **self._facts(), **facts)
+
+
+def _ignore(data: bytes, datatype: int | None = None) -> None:
+    """What a dropped client sends."""
 
 
 def _no_room(reason: str) -> asyncssh.ChannelOpenError:

@@ -344,6 +344,8 @@ def free_port() -> int:
 class Terminal(terminal.Terminal):
     """A shell (or command) of a lease in a terminal."""
 
-    def __init__(self, node: Node, lease_id: str, *words: str, rows: int = 24, cols: int = 80) -> None:
-        command = node.command(lease_id, *words, options=("-tt",))
+    def __init__(
+        self, node: Node, lease_id: str, *words: str, rows: int = 24, cols: int = 80, key: str = "ed25519"
+    ) -> None:
+        command = node.command(lease_id, *words, key=key, options=("-tt",))
         super().__init__(command, client_environment(), rows=rows, cols=cols)
