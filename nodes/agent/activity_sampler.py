@@ -46,6 +46,20 @@ class _Rate:
         return (value - last[0]) / (at - last[1])
 
 
+@dataclass(frozen=True)
+class _Inputs:
+    """What the gateway said: seconds since the last input of each lease, between two moments of ours."""
+
+    asked_at: float
+    answered_at: float
+    last_s: dict[str, float | None]
+
+    def any_since(self, lease_id: str, asked_before: float) -> bool:
+        """Whether somebody sent something after the question before; late answers make it earlier, never later."""
+        last_s = self.last_s.get(lease_id)
+        return last_s is not None and last_s <= self.answered_at - asked_before + ROUNDING_S
+
+
 class _Lease:
     """One running lease under watch, from the moment this is made."""
 
@@ -57,7 +71,7 @@ class _Lease:
         self._cpu = _Rate(container.cpu_s(), at)
         self._network = _Rate(container.network_bytes(), at)
 
-    def look(self, at: float, inputs: dict[str, float | None] | None, lease_id: str) -> Activity:
+    def look(self, at: float, inputs: _Inputs | None, lease_id: str) -> Activity:
         """What happened since the last look; `inputs` is None where the gateway did not answer."""
         cpu = self._cpu.until(self._container.cpu_s(), at)
         network = self._network.until(self._container.network_bytes(), at)
@@ -68,9 +82,8 @@ class _Lease:
             "ssh_input": None,
         }
         if inputs is not None:
-            last_s = inputs.get(lease_id)
-            signals["ssh_input"] = last_s is not None and last_s <= at - self._asked_at + ROUNDING_S
-            self._asked_at = at
+            signals["ssh_input"] = inputs.any_since(lease_id, self._asked_at)
+            self._asked_at = inputs.asked_at
         covers_s, self._at = at - self._at, at
         return Activity(covers_s, signals)
 
@@ -194,9 +207,11 @@ class ActivitySampler:
         cores = facts.inspect["HostConfig"].get("NanoCpus", 0) / NANO_CPUS or milli / 1000 or os.cpu_count() or 1
         return Container.find(facts.pid, cores)
 
-    def _inputs(self) -> dict[str, float | None] | None:
+    def _inputs(self) -> _Inputs | None:
+        asked_at = self._clock()
         try:
-            return self._gateway.last_inputs()
+            last_s = self._gateway.last_inputs()
         except GatewayDownError as error:
             logger.warning("whether somebody types is not known: %s", error)
             return None
+        return _Inputs(asked_at, self._clock(), last_s)
