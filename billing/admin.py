@@ -12,10 +12,10 @@ from django.utils.translation import gettext_lazy as _
 
 from billing import admin_views
 from billing.models import Account, Hold, LedgerEntry, PlanPrice, PriceVersion, Sku, TopUp
-from portal.admin import TenantAdmin
 from portal.admin_base import ReadOnly, ReadOnlyInline
 from portal.formatting import money, price_per_hour, ticks_money
 from portal.models import Tenant
+from portal.tenant_admin import TenantAdmin
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet

@@ -13,10 +13,10 @@ from django.contrib.auth.admin import UserAdmin as DjangoUserAdmin
 from django.contrib.auth.models import Group
 from django.utils.translation import gettext_lazy as _
 
-from portal import deletion
+from portal import deletion, tenant_admin  # noqa: F401  # importing the second registers tenants
 from portal.actor import Actor
 from portal.admin_base import ReadOnly
-from portal.models import ApiToken, AuditEvent, Membership, SshKey, Tenant, User
+from portal.models import ApiToken, AuditEvent, SshKey, User
 from portal.services import audit
 from portal.staff_access import guard
 
@@ -72,40 +72,6 @@ class UserAdmin(DjangoUserAdmin[User]):
         return [*self.readonly_fields, *closed]
 
 
-class MembershipInline(admin.TabularInline[Membership, Tenant]):
-    """Members of a tenant."""
-
-    model = Membership
-    extra = 0
-    autocomplete_fields = ["user"]
-    readonly_fields = ["created_at"]
-
-
-@admin.register(Tenant)
-class TenantAdmin(admin.ModelAdmin[Tenant]):
-    """Who rents and pays."""
-
-    list_display = ["name", "id", "kind", "suspended_at", "created_at"]
-    list_filter = ["kind", "suspended_at"]
-    search_fields = ["name", "id", "memberships__user__email"]
-    readonly_fields = ["id", "kind", "suspended_at", "created_at"]
-    fields = ["id", "name", "kind", "suspended_at", "created_at"]
-    inlines = [MembershipInline]
-    ordering = ["-created_at"]
-
-    def has_delete_permission(self, request: HttpRequest, obj: Tenant | None = None) -> bool:
-        """Money is kept; a tenant is suspended instead."""
-        return False
-
-    def save_related(self, request: HttpRequest, form: Any, formsets: Any, change: bool) -> None:  # noqa: FBT001  # Django's signature
-        """Save members too, and say who changed what."""
-        super().save_related(request, form, formsets, change)
-        action = "tenant.changed" if change else "tenant.created"
-        members = {row.user.email: row.role for row in form.instance.memberships.select_related("user")}
-        data = {**_changes(form), "members": members}
-        audit(actor=Actor.of(request), action=action, obj=form.instance, tenant=form.instance, data=data)
-
-
 @admin.register(SshKey)
 class SshKeyAdmin(ReadOnly[SshKey]):
     """Which keys exist; people manage their own."""
@@ -119,7 +85,7 @@ class SshKeyAdmin(ReadOnly[SshKey]):
 class ApiTokenAdmin(ReadOnly[ApiToken]):
     """Which tokens exist, without their digests."""
 
-    list_display = ["name", "prefix", "user", "tenant", "expires_at", "revoked_at", "last_used_at"]
+    list_display = ["name", "prefix", "user", "tenant", "expires_at", "revoked_at", "last_used_at", "last_used_ip"]
     search_fields = ["prefix", "user__email", "name"]
     list_select_related = ["user", "tenant"]
     exclude = ["digest"]
