@@ -35,6 +35,7 @@ class RigNode:
             "--docker-socket", str(engine.socket), "--bundle", str(bundle), "--ssh-port", str(port),
             "--ssh-host", engine.ip, "--allow-plain-http", "--nofile", "4096", *more,
         ]  # fmt: skip
+        self._moment = ""
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Self:
@@ -77,9 +78,16 @@ class RigNode:
             raise AssertionError(f"agent {arguments[0]}: {done.stdout}{done.stderr}")
         return done.stdout
 
-    def start_agent(self) -> None:
-        """Start the agent as a service would."""
+    def start_agent(self, *, dies: str = "") -> None:
+        """Start the agent as a service would; one that `dies` does so by itself at that moment, see `dying`."""
+        self._moment = dies
+        (self._directory / "died").unlink(missing_ok=True)
         self._start("agent", "run")
+
+    def wait_for_death(self) -> None:
+        """Wait until the agent has killed itself."""
+        process = self._processes.pop("agent")
+        assert process.wait(60) == -signal.SIGKILL, self.log()
 
     def start_gateway(self) -> None:
         """Start the SSH gateway, and wait until it has a host key."""
@@ -114,6 +122,11 @@ class RigNode:
         flags = [part for option in options for part in ("-o", option)]
         target = ["-p", str(self.port), "-i", str(key), f"{lease_id}@{self.engine.ip}", command]
         return subprocess.run(["ssh", *flags, *target], capture_output=True, text=True, timeout=60, check=False)
+
+    @property
+    def agent_pid(self) -> int:
+        """Process id of the agent (nsenter becomes it)."""
+        return self._processes["agent"].pid
 
     def inspect(self, container: str) -> dict[str, Any]:
         """What the engine says of a container."""
@@ -156,12 +169,16 @@ class RigNode:
     def _command(self, name: str, *arguments: str) -> list[str]:
         places = ["--state", str(self.state), "--run", str(self.run)]
         first, *others = arguments if name == "agent" else ("", *arguments)
-        program = [sys.executable, "-m", f"nodes.{name}", *([first] if first else []), *places, *others]
+        module = "tests.nodes.agent.dying" if name == "agent" and self._moment else f"nodes.{name}"
+        program = [sys.executable, "-m", module, *([first] if first else []), *places, *others]
         return self.engine.nsenter(*program)
 
     def _env(self) -> dict[str, str]:
-        limits = {"LESSOR_AGENT_CLEANING_LIMIT_S": "3"}
-        return {**os.environ, **self.engine.nvml_environment, **limits, "PYTHONPATH": str(REPOSITORY)}
+        own = {
+            "LESSOR_AGENT_CLEANING_LIMIT_S": "3", "LESSOR_TEST_DIES": self._moment,
+            "LESSOR_TEST_DIED": str(self._directory / "died"), "PYTHONPATH": str(REPOSITORY),
+        }  # fmt: skip
+        return {**os.environ, **self.engine.nvml_environment, **own}
 
 
 def _output(*command: str) -> str:
