@@ -26,6 +26,7 @@ EVERY_S = 15.0
 POLL_S = 2.0  # shorter than any work that must be seen where the driver keeps no samples
 ROUNDING_S = 0.1  # of the gateway's seconds
 NANO_CPUS = 1e9
+SHORTEST_S = 1.0  # below that the start of one program looks like work
 
 Key = tuple[str, int]  # lease id and generation
 
@@ -114,7 +115,7 @@ class ActivitySampler:
         self._engine = engine
         self._gpus = gpus
         self._gateway = gateway
-        self._every_s = every_s
+        self._every_s = max(every_s, SHORTEST_S)
         self._clock = clock
         self._executor = executor or ThreadPoolExecutor(1, thread_name_prefix="activity-look-up")
         self._watched: dict[Key, _Watched] = {}
