@@ -8,6 +8,7 @@ from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.utils import timezone
 from django.utils.decorators import method_decorator
 from django.utils.translation import gettext as _
 from django.views import View
@@ -18,6 +19,7 @@ from portal import keys, tokens
 from portal.actor import Actor
 from portal.errors import DomainError
 from portal.forms import KeyForm, TokenForm
+from portal.mail_tasks import TELL_BEFORE
 from portal.models import ApiToken, SshKey, User
 from portal.services import current_tenant
 
@@ -118,7 +120,8 @@ class ApiTokens(View):
         return self._page(request, {"form": form}, 400)
 
     def _page(self, request: HttpRequest, facts: dict[str, Any], status: int) -> HttpResponse:
-        shown = {"tokens": _shown_tokens(person(request)), "scopes": tokens.SCOPES, **facts}
+        soon = int((timezone.now() + TELL_BEFORE).timestamp())
+        shown = {"tokens": _shown_tokens(person(request)), "scopes": tokens.SCOPES, "soon_unix": soon, **facts}
         return render(request, "access/api_tokens.html", shown, status=status)
 
 
