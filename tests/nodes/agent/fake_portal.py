@@ -23,6 +23,8 @@ class FakePortal:
         self.inventories: list[dict[str, Any]] = []
         self.preflights: list[dict[str, Any]] = []
         self.enrolments: list[dict[str, Any]] = []
+        self.ssh_events: list[dict[str, Any]] = []
+        self.unreadable: set[str] = set()  # ids of SSH events that make it answer 400
         self.pulls: list[str] = []
         self.refused = 0  # calls that got `status`
         self.status = 0  # answer every call with this status instead
@@ -100,6 +102,8 @@ class FakePortal:
                     return self._enrol(body)
                 if token != f"Bearer {TOKEN}":
                     return 401, {"code": "node_token_invalid", "detail": "revoked"}
+                if any(event["id"] in self.unreadable for event in body.get("events", ())):
+                    return 400, {"code": "invalid", "detail": "made to fail"}
                 return 200, self._route(method, name, parse_qs(url.query), body)
             finally:
                 self._changed.notify_all()
@@ -124,6 +128,9 @@ class FakePortal:
             return {"server_time": "2026-01-01T00:00:00Z", "unknown": []}
         if name in {"inventory", "preflight"}:
             {"inventory": self.inventories, "preflight": self.preflights}[name].append(body)
+            return {}
+        if name == "ssh-events":
+            self.ssh_events += body["events"]
             return {}
         return self._take_report(name.split("/")[1], body)
 
