@@ -67,10 +67,15 @@ def assert_money(stack: Stack) -> None:
 def assert_receipt_is_whole(renter: Renter, lease_id: str) -> dict[str, Any]:
     """The lines follow each other without a hole and sum to the ledger, to the tick; the receipt."""
     receipt = renter.call("GET", f"leases/{lease_id}/receipt")
-    lines = receipt["lines"]
-    assert [line["end"] for line in lines[:-1]] == [line["start"] for line in lines[1:]]
-    assert sum(line["ticks"] for line in lines) == receipt["total_ticks"] == receipt["ledger_ticks"]
+    stretches = sorted([*receipt["lines"], *receipt["gaps"]], key=lambda line: line["start"])
+    assert [line["end"] for line in stretches[:-1]] == [line["start"] for line in stretches[1:]]
+    assert sum(line["ticks"] for line in receipt["lines"]) == receipt["total_ticks"] == receipt["ledger_ticks"]
     return receipt
+
+
+def reasons(receipt: dict[str, Any]) -> set[str]:
+    """Why stretches of it were not charged."""
+    return {gap["reason"] for gap in receipt["gaps"]}
 
 
 def nothing_left(node: StackNode, lease_id: str) -> bool:

@@ -148,10 +148,14 @@ class StackNode:
         for directory in (self.run, self.state):
             directory.mkdir(exist_ok=True)
         self.start_gateway()
+        self.enrol(name)
+        self.start_agent()
+
+    def enrol(self, name: str) -> None:
+        """Become a node of this name, whatever the machine was before."""
         made = json.loads(self.portal.manage("add_node", name, "--json"))
         self.node_id = made["node_id"]
         self._enrol(made["command"])
-        self.start_agent()
 
     def start_gateway(self) -> None:
         """Start the SSH gateway, as a service manager would."""
@@ -180,10 +184,20 @@ class StackNode:
         if done.returncode:
             raise DemoError(f"The node could not be enrolled:\n{done.stdout}{done.stderr}")
 
-    def start_agent(self) -> None:
-        """Start the agent, as a service manager would."""
-        command = self.engine.nsenter(sys.executable, "-m", "nodes.agent", "run", *self._places())
-        self.agent = self._processes.start(self.agent_name, command, self._env)
+    def start_agent(self, *, clock: str = "") -> None:
+        """Start the agent, as a service manager would; `clock`: how wrong its wall clock is, as faketime(1) has it."""
+        wrong = {}
+        if clock:
+            wrong = {"LD_PRELOAD": str(_faketime()), "FAKETIME": clock, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+        self.agent = self._processes.start(self.agent_name, self.agent_command(), {**self.environment(), **wrong})
+
+    def agent_command(self) -> list[str]:
+        """What starts this node's agent."""
+        return self.engine.nsenter(sys.executable, "-m", "nodes.agent", "run", *self._places())
+
+    def environment(self) -> dict[str, str]:
+        """What the node's programs need beside the environment of the tests."""
+        return dict(self._env)
 
     def stop_agent(self) -> None:
         """End it in an orderly way."""
@@ -423,6 +437,13 @@ def postgres_database(server_url: str) -> Iterator[str]:
             yield f"{server_url.rpartition('/')[0]}/{name}"
         finally:
             connection.execute(f"drop database {name} with (force)".encode())
+
+
+def _faketime() -> Path:
+    try:
+        return next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
+    except StopIteration:
+        raise DemoError("libfaketime is not installed (apt-get install libfaketime)") from None
 
 
 def sweep() -> None:
