@@ -32,6 +32,9 @@ PROGRESS_S = 10.0
 ENGINE_RETRY_S = 2.0
 SAME_DEADLINE_S = 2.0
 BEFORE_READY = ("pulling", "starting", "started")
+# What must reach the portal also when the agent dies before it did; the rest is news of the moment.
+ENDINGS = ("failed", "exited", "deadline")
+LASTING = ("ready", *ENDINGS)
 WHY: dict[EndCause, str] = {
     "ordered": "",
     "unwanted": "the portal does not expect this lease here",
@@ -147,10 +150,13 @@ class Actor:
 
     def _live(self, record: LeaseRecord) -> None:
         why = ""
+        for saved in record.unsaid:
+            self._reporter.send(Report(**saved))
+        ended = any(saved["event"] in ENDINGS for saved in record.unsaid)
         try:
-            if record.phase in BEFORE_READY:
+            if not ended and record.phase in BEFORE_READY:
                 self._bring_up(record)
-            if record.phase == "running":
+            if not ended and record.phase == "running":
                 self._watch(record)
         except _EndNow as end:
             why = WHY[end.cause]
@@ -172,10 +178,10 @@ class Actor:
         self._report(record, "started")
         with step("prove", record.lease_id, record.generation):
             evidence = self._parts.prover.prove(self._wanted(record), key, lambda s: self._pause_proof(record, s))
-        self._enter(record, "running")
         wanted = self._wanted(record)
         self._parts.gateway.put(lease.id, wanted.authorized_keys, authorities=wanted.ssh_ca)
-        self._report(record, "ready", evidence=evidence)
+        record.phase = "running"
+        self._report(record, "ready", evidence=evidence)  # the phase is written down with it, neither without the other
 
     def _stands(self, record: LeaseRecord, lease: DesiredLease) -> bool:
         """Whether the container was started; one that has run is never started a second time."""
@@ -202,6 +208,9 @@ class Actor:
     def _watch(self, record: LeaseRecord) -> NoReturn:
         while True:
             self._check_end(record)
+            if record.unsaid and self._reporter.idle:
+                record.unsaid = []
+                self._parts.store.save(record)
             self._follow_order(record)
             try:
                 facts = self._parts.engine.inspect(container_name(record.lease_id, record.generation))
@@ -375,12 +384,14 @@ class Actor:
         failure: str = "",
         evidence: Mapping[str, object] | None = None,
     ) -> None:
-        self._reporter.send(
-            Report(
-                record.lease_id, record.generation, event, detail=detail, container_id=record.container_id,
-                failure=failure, evidence=evidence,
-            )
+        report = Report(
+            record.lease_id, record.generation, event, detail=detail, container_id=record.container_id,
+            failure=failure, evidence=evidence,
         )  # fmt: skip
+        if event in LASTING:
+            record.unsaid = [*record.unsaid, asdict(report)]
+            self._parts.store.save(record)
+        self._reporter.send(report)
 
     def _answered(self, answer: ReportAnswer | None) -> None:
         record = self._record

@@ -38,6 +38,12 @@ class Reporter:
             self._queue.append(report)
             self._changed.notify_all()
 
+    @property
+    def idle(self) -> bool:
+        """Whether every report was answered."""
+        with self._changed:
+            return not self._queue
+
     def drain(self) -> bool:
         """Wait until every report was answered; False when closed before that."""
         with self._changed:
@@ -45,7 +51,7 @@ class Reporter:
             return not self._queue
 
     def close(self) -> None:
-        """Send nothing more. What is left is said again after a restart, from the lease's record."""
+        """Send nothing more. What is left and matters is said again after a restart, from the lease's record."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

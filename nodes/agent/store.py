@@ -37,6 +37,7 @@ class LeaseRecord:
     kill_at: float | None = None
     memory_base: dict[str, int] = field(default_factory=dict)
     pids_base: dict[str, list[int]] = field(default_factory=dict)
+    unsaid: list[dict[str, Any]] = field(default_factory=list)  # reports that may have got no answer yet
     told: list[str] = field(default_factory=list)  # ids of the notices that its terminals have had
 
 

@@ -4,6 +4,7 @@ import itertools
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,12 @@ from tests.rig.nvml import make_gpus
 
 pytestmark = pytest.mark.rig
 numbers = itertools.count(1)
-long = pytest.mark.long
+WHEN = ("before", "after")
+
+
+def mostly_long(chosen: str, *others: str) -> list[Any]:
+    """Parameters of which only the first belongs to every run."""
+    return [chosen, *(pytest.param(other, marks=pytest.mark.long) for other in others)]
 
 
 @pytest.fixture(scope="module")
@@ -85,12 +91,8 @@ def containers(node: RigNode) -> list[str]:
 
 @pytest.mark.parametrize(
     "moment",
-    [
-        pytest.param("before:starting", marks=long), pytest.param("after:starting", marks=long), pytest.param("create", marks=long), "start",
-        pytest.param("before:started", marks=long), pytest.param("after:started", marks=long), pytest.param("before:running", marks=long),
-        pytest.param("after:running", marks=long),
-    ],
-)  # fmt: skip
+    mostly_long("start", *(f"{when}:{what}" for what in ("starting", "started", "running") for when in WHEN), "create"),
+)
 def test_an_agent_killed_during_a_launch_finishes_it_in_its_next_life(node: RigNode, moment: str) -> None:
     since = time.time()
     node.end("agent")
@@ -107,13 +109,10 @@ def test_an_agent_killed_during_a_launch_finishes_it_in_its_next_life(node: RigN
 
 @pytest.mark.parametrize(
     "moment",
-    [
-        pytest.param("before:stopping", marks=long), pytest.param("after:stopping", marks=long), "kill",
-        pytest.param("before:stopped", marks=long), pytest.param("after:stopped", marks=long),
-        pytest.param("before:cleaning", marks=long), pytest.param("after:cleaning", marks=long), pytest.param("remove", marks=long),
-        pytest.param("delete", marks=long),
-    ],
-)  # fmt: skip
+    mostly_long(
+        "kill", *(f"{when}:{what}" for what in ("stopping", "stopped", "cleaning") for when in WHEN), "remove", "delete"
+    ),
+)
 def test_an_agent_killed_during_a_stop_ends_it_in_its_next_life(node: RigNode, moment: str) -> None:
     node.end("agent")
     node.start_agent(dies=moment)
