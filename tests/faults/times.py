@@ -7,7 +7,7 @@ import os
 
 REAL_TIME = os.environ.get("LESSOR_FAULTS_REAL_TIME") == "1"
 HEARTBEAT_S, PULL_S = (10, 30) if REAL_TIME else (1, 3)
-QUIET_S, SILENCE_S, GRACE_S = (90, 900, 90) if REAL_TIME else (6, 24, 3)
+QUIET_S, SILENCE_S, GRACE_S = (90, 900, 90) if REAL_TIME else (6, 45, 3)
 SWEEP_S = 15  # beat looks for silence this often, in both
 
 # A node out of reach for "2 minutes": long enough to be quiet, not to be lost. Then for "20 minutes".

@@ -314,7 +314,10 @@ class Stack:
 
     def _start(self) -> None:
         self._exits.callback(shutil.rmtree, self.directory)
-        engines = [self._exits.enter_context(Engine(gpus)) for gpus in self._gpus]
+        # The first node's containers outlive its engine, as operators are told to have it; the others' do not.
+        engines = [
+            self._exits.enter_context(Engine(gpus, live_restore=not number)) for number, gpus in enumerate(self._gpus)
+        ]
         self.engine = engines[0]
         self._exits.callback(_unmount_below, self.directory)
         self.processes = Processes(self.directory)
