@@ -59,7 +59,6 @@ class Engine:
         self._gpu_hook = gpu_hook
         self.root = Path(tempfile.mkdtemp(prefix="lessor-rig-"))
         self.fleet = nvml.FakeFleet(self.root / "fake-nvml.conf", nvml.make_gpus(4) if gpus is None else gpus)
-        self._live_restore = live_restore
         self._network: Network | None = None
         self._containerd: subprocess.Popen[bytes] | None = None
         self._dockerd: subprocess.Popen[bytes] | None = None

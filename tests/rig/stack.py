@@ -316,7 +316,8 @@ class Stack:
         self._exits.callback(shutil.rmtree, self.directory)
         # The first node's containers outlive its engine, as operators are told to have it; the others' do not.
         engines = [
-            self._exits.enter_context(Engine(gpus, live_restore=not number)) for number, gpus in enumerate(self._gpus)
+            self._exits.enter_context(Engine(gpus, {"live-restore": not number}))
+            for number, gpus in enumerate(self._gpus)
         ]
         self.engine = engines[0]
         self._exits.callback(_unmount_below, self.directory)
