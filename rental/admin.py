@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
 from django.urls import path
@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy as _
 from portal.admin_base import ReadOnly, ReadOnlyInline
 from portal.templatetags.lessor import duration, ticks_cost
 from rental import admin_views, metering
-from rental.models import Allocation, Lease, LeaseEvent, UsageSegment
+from rental.models import Allocation, Lease, LeaseActivity, LeaseEvent, UsageSegment
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
@@ -52,6 +52,31 @@ class AllocationInline(ReadOnlyInline):
         return allocation.slot.gpu.uuid
 
 
+class ShadowFilter(admin.SimpleListFilter):
+    """Leases that IDLE_MODE=shadow would have released."""
+
+    title = _("idle, only noted")
+    parameter_name = "idle_shadow"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        """The choice beside all."""
+        return [("yes", _("would have been released"))]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Lease]) -> QuerySet[Lease]:
+        """Those the sweep noted."""
+        return queryset.filter(activity__shadowed_for__isnull=False) if self.value() == "yes" else queryset
+
+
+class ActivityInline(ReadOnlyInline):
+    """What counted as use."""
+
+    model = LeaseActivity
+    fields = readonly_fields = (
+        "sampled_at", "active_at", "active_signal", "active_known", "uncovered_s", "signals", "warned_at",
+        "shadowed_for",
+    )  # fmt: skip
+
+
 @admin.register(Lease)
 class LeaseAdmin(ReadOnly[Lease]):
     """Leases. Their state has one writer, and it is not this page."""
@@ -59,12 +84,12 @@ class LeaseAdmin(ReadOnly[Lease]):
     list_display = [
         "id", "name", "tenant", "state", "end_reason", "gpu_model", "gpu_count", "node", "requested_at", "ended_at",
     ]  # fmt: skip
-    list_filter = ["state", "end_reason", "plan", "gpu_model", "node"]
+    list_filter = ["state", "end_reason", ShadowFilter, "plan", "gpu_model", "node"]
     search_fields = ["=id", "name", "=tenant__id", "tenant__name", "created_by__email", "=container_id"]
     list_select_related = ["tenant", "node"]
     date_hierarchy = "requested_at"
     ordering = ["-requested_at", "-id"]
-    inlines = [EventInline, SegmentInline, AllocationInline]
+    inlines = [EventInline, ActivityInline, SegmentInline, AllocationInline]
     change_form_template = "admin/rental/lease/change_form.html"
     readonly_fields = ["charged", "cost"]
     fieldsets = (

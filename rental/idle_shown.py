@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from django.conf import settings
 
 from rental import activity, idle, idle_words
-from rental.states import State
+from rental.states import EndReason, State
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from rental.models import Lease
 
 NEVER_S: Final = 1_000_000_000  # stands for the window of a lease without an idle limit
@@ -61,8 +60,20 @@ def shown(lease: Lease, now: datetime) -> Shown | None:
         known=row.active_known,
         sampled_at=row.sampled_at,
         warned=idles and row.warned_for == verdict.idle_since,
-        signals=activity.signals(row),
+        signals=[{**said, "last_active_at": _moment(said["last_active_at"])} for said in activity.signals(row)],
     )
+
+
+def _moment(text: str | None) -> datetime | None:
+    return datetime.fromisoformat(text) if text else None
+
+
+def end_facts(lease: Lease) -> dict[str, Any]:
+    """For the receipt of a lease that was released because it was idle: the sentence and what was measured last."""
+    event = lease.events.filter(code=EndReason.IDLE).first() if lease.end_reason == EndReason.IDLE else None
+    if event is None:
+        return {}
+    return {"idle_why": idle_words.why(event.data), "use_lines": idle_words.lines(event.data["signals"])}
 
 
 def facts(lease: Lease, now: datetime) -> dict[str, Any]:

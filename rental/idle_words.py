@@ -86,10 +86,14 @@ def lines(signals: list[dict[str, Any]]) -> list[Line]:
             counts=counts_words(said["name"], said["limit"]),
             state=said["state"],
             state_words=str(STATES.get(said["state"], said["state"])),
-            at=datetime.fromisoformat(said["last_active_at"]) if said["last_active_at"] else None,
+            at=_moment(said["last_active_at"]),
         )
         for said in signals
     ]
+
+
+def _moment(said: str | datetime | None) -> datetime | None:
+    return datetime.fromisoformat(said) if isinstance(said, str) else said
 
 
 def _value(name: str, value: Any) -> str:

@@ -19,7 +19,7 @@ from portal.actor import Actor
 from portal.errors import DomainError
 from portal.models import User
 from portal.services import current_tenant
-from rental import access, catalog, lease_page, receipts, services, words
+from rental import access, catalog, idle_shown, lease_page, receipts, services, words
 from rental.forms import OffersForm
 from rental.requests import MAX_GPUS
 from rental.states import OPEN, State
@@ -157,6 +157,7 @@ class LeaseReceipt(View):
             "stretches": [{"kind": "free" if line.gap else "charged", "seconds": line.seconds} for line in bill.lines],
             "free_s": sum(line.seconds for line in bill.lines if line.gap),
             "end_words": words.end_reason(lease),
+            **idle_shown.end_facts(lease),
         }
         return render(request, "rental/receipt.html", facts)
 
