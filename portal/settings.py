@@ -135,6 +135,7 @@ CELERY_BEAT_SCHEDULE = {
     "holds": {"task": "rental.tasks.sweep_holds", "schedule": 60, "options": {"expires": 60}},
     "abandoned": {"task": "rental.tasks.sweep_abandoned", "schedule": 60, "options": {"expires": 60}},
     "idle": {"task": "rental.tasks.sweep_idle", "schedule": IDLE_SWEEP_S, "options": {"expires": IDLE_SWEEP_S}},
+    "barred": {"task": "rental.tasks.sweep_barred", "schedule": 15, "options": {"expires": 15}},
     "run-out": {"task": "rental.tasks.sweep_run_out", "schedule": 15, "options": {"expires": 15}},
     "notices": {"task": "rental.tasks.sweep_notices", "schedule": 30, "options": {"expires": 30}},
     "ssh-events": {"task": "nodes.tasks.sweep_ssh_events", "schedule": 3600, "options": {"expires": 3600}},

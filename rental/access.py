@@ -25,10 +25,17 @@ class LeaseKey:
 
 
 def keys_of_tenants(tenant_ids: Sequence[str]) -> dict[str, list[LeaseKey]]:
-    """``{tenant id: keys}`` of active members who may lease, oldest first, each line once. One query."""
+    """``{tenant id: keys}`` of active members who may lease, oldest first, each line once. One query.
+
+    A suspended tenant has none: nobody gets in any more.
+    """
     rows = (
         Membership.objects.filter(
-            tenant_id__in=tenant_ids, role__in=ROLES_THAT_LEASE, user__is_active=True, user__ssh_keys__isnull=False
+            tenant_id__in=tenant_ids,
+            tenant__suspended_at__isnull=True,
+            role__in=ROLES_THAT_LEASE,
+            user__is_active=True,
+            user__ssh_keys__isnull=False,
         )
         .order_by("user__ssh_keys__created_at", "user__ssh_keys__id")
         .values_list(

@@ -186,8 +186,8 @@ class ExtendLease(APIView):
     def post(self, request: Request, lease_id: str) -> Response:
         """Give it another `max_duration_s` (from ready) or `spend_cap_micros` (null: none); what is missing stays.
 
-        Longer or shorter, but not less than a minute from now. The price stays. 409 `illegal_state` when it is over or at
-        its end, 402 `insufficient_funds` or 409 `month_cap_reached` when its next hour cannot be set aside.
+        Longer or shorter, but not less than a minute from now. The price stays. 409 `illegal_state` when it is over
+        or at its end, 402 `insufficient_funds` or 409 `month_cap_reached` when its next hour cannot be set aside.
         """
         lease = one_lease(request, lease_id)
         extend.extend_lease(lease=lease, actor=Actor.of(request), wanted=body_of(request))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from rental import idle_words, run_out_words
+from rental import ending_words, idle_words, run_out_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -29,5 +29,6 @@ RUN_OUT: Final = ("run_out_deadline", "run_out_cap", "run_out_balance", "run_out
 WORDS: Final[Mapping[str, Words]] = {
     "idle_warning": Words(idle_words.warning_line, idle_words.warning_mail),
     **{kind: Words(partial(run_out_words.line, kind), partial(run_out_words.mail, kind)) for kind in RUN_OUT},
+    "gpu_failed": Words(ending_words.gpu_failed_line, ending_words.gpu_failed_mail),
     "idle_released": Words(idle_words.released_line, idle_words.released_mail),
 }

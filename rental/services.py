@@ -39,6 +39,7 @@ def build_quote(*, tenant: Tenant, user: User, request: LeaseRequest) -> Quote:
     Raises InvalidInput naming the field, ``price_above_limit``, NotAllowed for a role that may not lease.
     """
     require_role(user=user, tenant=tenant, roles=ROLES_THAT_LEASE)
+    _check_standing(tenant)
     _check_keys(tenant, request.ssh_key_ids)
     return quotes.make(tenant=tenant, request=request)
 
@@ -225,9 +226,13 @@ def _renter(tenant: Tenant, actor: Actor) -> User:
     member = Membership.objects.select_related("tenant").filter(user=actor.user, tenant=tenant).first()
     if member is None or member.role not in ROLES_THAT_LEASE or not actor.user.is_active:
         raise NotAllowed("Your role in this tenant does not allow this.")
-    if member.tenant.suspended_at is not None:
-        raise NotAllowed("This account is suspended; ask the operator.", code="tenant_suspended")
+    _check_standing(member.tenant)
     return actor.user
+
+
+def _check_standing(tenant: Tenant) -> None:
+    if tenant.suspended_at is not None:
+        raise NotAllowed("This account is suspended; ask the operator.", code="tenant_suspended")
 
 
 def _check_keys(tenant: Tenant, wanted: tuple[str, ...] | None) -> None:

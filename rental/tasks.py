@@ -21,7 +21,7 @@ from nodes.models import Node
 from portal import presence
 from portal.actor import Actor
 from portal.errors import DomainError
-from rental import funds, idle_services, lifecycle, notices, people, run_out, services
+from rental import endings, funds, idle_services, lifecycle, notices, people, run_out, services
 from rental.models import Lease
 from rental.states import BEFORE_READY, State
 
@@ -86,6 +86,14 @@ def sweep_holds() -> None:
     """Running leases: holds rolled forward; those the balance no longer pays for -> stopping (``funds``)."""
     running = Lease.objects.filter(state=State.RUNNING)
     _each("holds", running, lambda lease_id, actor: funds.roll_hold(lease_id=lease_id, actor=actor))
+
+
+@shared_task
+def sweep_barred() -> None:
+    """Leases on a failed GPU (``failed_gpu``) or of a suspended tenant (``tenant_suspended``) whose end was missed."""
+    failed, barred = endings.on_failed_gpus(), endings.of_suspended_tenants()
+    _each("gpus", failed, lambda lease_id, actor: endings.end_on_failed_gpu(lease_id=lease_id, actor=actor))
+    _each("accounts", barred, lambda lease_id, actor: endings.end_for_suspension(lease_id=lease_id, actor=actor))
 
 
 @shared_task

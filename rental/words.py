@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
 
+from portal.templatetags.lessor import duration, money
 from rental import idle_words, placement
 from rental.states import BEFORE_READY, EndReason, Gap, State
 
@@ -50,8 +51,9 @@ TITLES: dict[str, str | Promise] = {
     "idle_released": gettext_lazy("Told why it was released"),
     "idle_shadow": gettext_lazy("Idle: noted, not released"),
     "node_heard": gettext_lazy("Contact with the node is back"),
+    "gpu_failed": gettext_lazy("Told that a GPU failed"),
     "extended": gettext_lazy("Extended"),
-    "limited": gettext_lazy("Limits lowered"),
+    "limited": gettext_lazy("Limits changed"),
     "run_out_deadline": gettext_lazy("Warned: its time is nearly over"),
     "run_out_cap": gettext_lazy("Warned: its spend cap is nearly used up"),
     "run_out_balance": gettext_lazy("Warned: the balance is nearly used up"),
@@ -60,6 +62,14 @@ TITLES: dict[str, str | Promise] = {
     "ssh_up": gettext_lazy("SSH works again"),
 }
 IDLE = frozenset({"idle", "idle_warning", "idle_shadow"})  # their data says since when and after what
+WHYS: dict[str, str | Promise] = {
+    "ready": gettext_lazy(
+        "A login over SSH worked and the container saw exactly the GPUs of this lease. Charged from here."
+    ),
+    "node_heard": gettext_lazy("The time without contact is not charged."),
+    "ssh_down": gettext_lazy("Not charged until it works again."),
+    "ssh_up": gettext_lazy("Charged again from here."),
+}
 GAPS: dict[str, str | Promise] = {
     Gap.STARTING: gettext_lazy("Order, image and start: free until it is ready"),
     Gap.SSH_DOWN: gettext_lazy("SSH did not answer: not charged"),
@@ -152,15 +162,24 @@ def _why(lease: Lease, event: LeaseEvent) -> str:
             "%(count)d GPUs are yours; nobody else can take them.",
             lease.gpu_count,
         ) % {"count": lease.gpu_count}
-    if event.code == "ready":
-        return _("A login over SSH worked and the container saw exactly the GPUs of this lease. Charged from here.")
-    if event.code == "node_heard":
-        return _("The time without contact is not charged.")
-    if event.code == "ssh_down":
-        return _("Not charged until it works again.")
-    if event.code == "ssh_up":
-        return _("Charged again from here.")
+    if event.code in {"extended", "limited"}:
+        return _limits(lease, event.data)
+    if event.code in WHYS:
+        return str(WHYS[event.code])
     return idle_words.why(event.data) if event.code in IDLE and event.data else event.detail
+
+
+def _limits(lease: Lease, data: dict[str, Any]) -> str:
+    """What a change of limits changed."""
+    (old_s, new_s), (old_cap, new_cap) = data["max_duration_s"], data["spend_cap_micros"]
+    said = []
+    if new_s != old_s:
+        said.append(_("It ends after %(new)s, before %(old)s.") % {"new": duration(new_s), "old": duration(old_s)})
+    if new_cap is None and old_cap is not None:
+        said.append(_("It has no spend cap any more."))
+    elif new_cap != old_cap:
+        said.append(_("Its spend cap is %(cap)s.") % {"cap": money(new_cap, lease.currency)})
+    return " ".join(said)
 
 
 def _to_come(lease: Lease) -> list[Entry]:

@@ -236,4 +236,4 @@ def test_the_page_extends_and_shows_what_it_refuses_at_the_field(
     assert done.status_code == 302
     lease.refresh_from_db()
     assert (lease.max_duration_s, lease.spend_cap_micros) == (9000, 20_000_000)
-    assert "Extended" in page.get(f"/leases/{lease.pk}/").content.decode()
+    assert "It ends after 2 h 30 min 00 s, before 1 h 00 min 00 s." in page.get(f"/leases/{lease.pk}/").content.decode()
