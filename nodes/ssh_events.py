@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -32,7 +31,7 @@ class AgeField(serializers.Field[float, Any, float, Any]):
 
     def to_internal_value(self, data: object) -> float:
         """Refuse anything but a number."""
-        if isinstance(data, bool) or not isinstance(data, int | float) or math.isnan(data):
+        if isinstance(data, bool) or not isinstance(data, int | float) or data != data:  # noqa: PLR0124  # NaN
             raise serializers.ValidationError("must be a number of seconds")
         return float(min(MAX_AGE_S, max(0.0, data)))
 
