@@ -17,7 +17,7 @@ from nodes.agent.log import logger, step
 
 PARALLEL_PULLS = 3
 HOLD_S = 120.0  # so long others wait for a pull's place; a slow one goes on without it
-LATER_PAUSES_S = (2.0, 6.0, 20.0)  # after what may be a passing fault; the engine has tried several times itself
+LATER_PAUSES_S = (1.0, 3.0, 9.0)  # after what may be a passing fault; the engine has tried several times itself
 LIMIT_FIRST_S, LIMIT_LONGEST_S = 30.0, 600.0
 LIMIT_PATIENCE_S = 1800.0  # all waiting for one registry's limit together
 ENGINE_PAUSE_S = 3.0

@@ -7,6 +7,7 @@ finds decides whether the portal sells this node.
 import threading
 from collections.abc import Callable
 
+from nodes.agent.advice import with_advice
 from nodes.agent.config import Options
 from nodes.agent.desired import DesiredLease, container_name
 from nodes.agent.engine import Engine
@@ -58,8 +59,11 @@ class Preflight:
         self._node_facts = node_facts
         self._leased = leased
 
-    def run(self) -> tuple[bool, list[dict[str, object]]]:
-        """Whether all is well, and each check up to the first that is not."""
+    def run(self, *, doubt: bool = False) -> tuple[bool, list[dict[str, object]]]:
+        """Whether all is well, and each check up to the first that is not.
+
+        With `doubt` something speaks against the node: that nothing could be tried is no answer to it.
+        """
         checks: tuple[Check, ...] = (
             ("engine", lambda: f"Docker {self._engine.facts().version}"),
             ("gpus", self._check_gpus),
@@ -73,11 +77,18 @@ class Preflight:
             try:
                 results.append({"name": name, "ok": True, "detail": check()})
             except NothingToTestError as reason:
-                results.append({"name": name, "ok": True, "detail": str(reason)})
+                words = f"something failed here, and {reason}" if doubt else str(reason)
+                results.append({"name": name, "ok": not doubt, "detail": words})
             except (AgentError, EngineError, GatewayDownError, OSError, ValueError) as error:
-                results.append({"name": name, "ok": False, "detail": str(error)[:500]})
+                results.append({"name": name, "ok": False, "detail": self._explain(str(error)[:300])[:500]})
                 return False, results
-        return True, results
+        return all(result["ok"] for result in results), results
+
+    def _explain(self, problem: str) -> str:
+        try:
+            return with_advice(problem, self._engine.facts())
+        except EngineError:
+            return problem
 
     def _check_gpus(self) -> str:
         healthy = [gpu for gpu in self._gpus.inventory() if gpu.healthy]
@@ -162,6 +173,7 @@ class PreflightKeeper:
         self._portal = portal
         self._asked = threading.Event()
         self._stopping = False
+        self._doubt = False
         self._thread = threading.Thread(target=self._run, name="preflight", daemon=True)
 
     def start(self) -> None:
@@ -171,6 +183,7 @@ class PreflightKeeper:
 
     def ask(self) -> None:
         """Something speaks against this node: look again."""
+        self._doubt = True
         self._asked.set()
 
     def refuse(self, name: str, detail: str) -> None:
@@ -197,13 +210,16 @@ class PreflightKeeper:
             delay = None if self._once() else min((delay or FIRST_RETRY_S / 2) * 2, LONGEST_RETRY_S)
 
     def _once(self) -> bool:
+        doubt, self._doubt = self._doubt, False
         try:
-            ok, checks = self._preflight.run()
+            ok, checks = self._preflight.run(doubt=doubt)
+            self._doubt = self._doubt or not ok
             level = logger.info if ok else logger.error
             level("preflight: %s", "; ".join(f"{c['name']}: {c['detail']}" for c in checks))
             self._portal.preflight(ok=ok, checks=checks)
         except (PortalUnavailableError, PortalRefusedError) as error:
             logger.warning("the preflight's result waits: %s", error)
+            self._doubt = self._doubt or doubt
             return False
         except Exception:  # noqa: BLE001  # tried again; the thread must outlive a bug
             logger.exception("preflight failed")

@@ -21,7 +21,7 @@ class HasDockerHost(Protocol):
     def docker_host(self) -> str: ...
 
 
-def _scratch_archive() -> bytes:
+def scratch_archive() -> bytes:
     """A tar of the root filesystem: /sleeper."""
     with tempfile.TemporaryDirectory() as directory:
         program = Path(directory) / "sleeper"
@@ -41,7 +41,7 @@ def add_scratch(engine: HasDockerHost) -> str:
     subprocess.run(
         ["docker", "import", "--change", 'CMD ["/sleeper"]', "--change", "ENV MARK=scratch", "-", SCRATCH],
         env=os.environ | {"DOCKER_HOST": engine.docker_host},
-        input=_scratch_archive(),
+        input=scratch_archive(),
         check=True,
         capture_output=True,
     )

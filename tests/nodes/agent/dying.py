@@ -56,14 +56,14 @@ def _is_lease(engine: DockerEngine, target: str) -> bool:
 
 def arm() -> None:
     """Put the moments into the classes."""
-    Store.save = _dying_save(Store.save)  # type: ignore[method-assign]  # what this module is for
+    Store.save = _dying_save(Store.save)  # type: ignore[method-assign, assignment]  # what this module is for
     delete = Store.delete
 
     def dying_delete(store: Store, lease_id: str) -> None:
         die_at("delete")
         delete(store, lease_id)
 
-    Store.delete = dying_delete  # type: ignore[method-assign]
+    Store.delete = dying_delete  # type: ignore[method-assign, assignment]
     for name in ("create", "start", "kill", "remove", "network_create"):
         setattr(DockerEngine, name, _dying_call(name, getattr(DockerEngine, name)))
 

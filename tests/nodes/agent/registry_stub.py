@@ -7,6 +7,7 @@ import json
 import os
 import tarfile
 import threading
+import time
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Self
@@ -48,6 +49,7 @@ class StubRegistry:
     def __init__(self, host: str) -> None:
         self.repositories: dict[str, Repository] = {}
         self.asked: list[str] = []  # "GET team/img/manifests/1" in the order they came
+        self.asked_at: list[float] = []  # by the monotonic clock
         self.over = threading.Event()  # ends what hangs
         self._server = _Server((host, 0), type("Handler", (_Handler,), {"registry": self}))
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
@@ -120,6 +122,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not path:
             self._answer(200, b"{}", body=body)
             return
+        self.registry.asked_at.append(time.monotonic())
         self.registry.asked.append(f"{self.command} {path}")
         name, kind, what = path.rsplit("/", 2)
         repository = self.registry.repositories.get(name)

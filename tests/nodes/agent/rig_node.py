@@ -21,9 +21,17 @@ class RigNode:
     """Agent and gateway of one engine, reporting to a fake portal. A context manager."""
 
     def __init__(
-        self, engine: Engine, portal: FakePortal, bundle: Path, directory: Path, *more: str, port: int = 2222
+        self,
+        engine: Engine,
+        portal: FakePortal,
+        bundle: Path,
+        directory: Path,
+        *more: str,
+        port: int = 2222,
+        sells: bool = True,
     ) -> None:
-        """`more` are further options of the agent, such as --simulate; `port` is the gateway's."""
+        """`more` are further options of the agent, such as --simulate; `port` is the gateway's; `sells`: it should."""
+        self._sells = sells
         self.engine = engine
         self.portal = portal
         self.state, self.run = directory / "state", directory / "run"
@@ -43,7 +51,7 @@ class RigNode:
             self.agent("enrol", "--portal", self.portal.url, "--token", ENROLMENT_TOKEN, *self._options)
             self.start_gateway()
             self.start_agent()
-            self.portal.wait_for(lambda: any(p["ok"] for p in self.portal.preflights), "a good preflight")
+            self.portal.wait_for(lambda: any(p["ok"] == self._sells for p in self.portal.preflights), "a preflight")
         except BaseException:
             self.__exit__()
             raise

@@ -125,14 +125,6 @@ def test_a_gpu_the_hook_refuses_ends_failed_gpu_and_the_node_is_looked_at_again(
     node.portal.wait_for(lambda: node.portal.preflights[-1]["ok"], "a good preflight")
 
 
-def test_an_unknown_image_ends_failed_image_with_a_sentence_for_the_renter(node: RigNode) -> None:
-    node.portal.want(lease(node.lease_id, node.engine.fleet.uuids[:1], "127.0.0.1:1/has-this:1"))
-    node.portal.wait_event(node.lease_id, "cleaned")
-    failed = node.portal.report(node.lease_id, "failed")
-    assert failed["failure"] == "failed_image"
-    assert "127.0.0.1:1/has-this:1" in failed["detail"]
-
-
 def test_a_process_that_ignores_sigterm_is_killed_after_the_grace(node: RigNode) -> None:  # case E01
     shell = ("/.lease/bin/busybox", "sh", "-c", "trap '' TERM; while :; do /.lease/bin/busybox sleep 1; done")
     node.engine.docker("create", "--name", "stubborn", SCRATCH, *shell)
