@@ -117,10 +117,17 @@ def _amount(name: str, value: float) -> str:
     if name in PERCENT:
         return f"{_short(value)} %"
     if name == Signal.NETWORK:
-        return f"{_short(value / K)} kB/s" if value >= K else f"{_short(value)} B/s"
+        return _rate(value)
     if name == Signal.MIG_MEMORY:
         return f"{_short(value / MIB)} MiB"
     return _short(value)
+
+
+def _rate(value: float) -> str:
+    for unit, size in (("MB/s", K * K), ("kB/s", K)):
+        if value >= size:
+            return f"{_short(value / size)} {unit}"
+    return f"{_short(value)} B/s"
 
 
 def _short(value: float) -> str:
