@@ -24,10 +24,15 @@ def token_of(invitation: Invitation) -> str:
 
 
 def read(token: str) -> Invitation | None:
-    """The invitation that a link's token opens now, its tenant and who invited loaded; None for any other text."""
+    """The invitation that a link's token opens now; None for any other text."""
     try:
         pk, _dot, number = signing.Signer(salt=SALT, sep=".").unsign(token).partition(".")
     except signing.BadSignature:
         return None
+    return opened(pk, int(number))
+
+
+def opened(pk: str, number: int) -> Invitation | None:
+    """The invitation of this id while this round of it is open; its tenant and who invited are loaded."""
     rows = Invitation.objects.waiting().select_related("tenant", "invited_by")
-    return rows.filter(pk=pk, round=int(number)).first()
+    return rows.filter(pk=pk, round=number).first()

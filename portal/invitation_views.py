@@ -18,16 +18,17 @@ from portal.access_views import person
 from portal.actor import Actor
 from portal.models import Invitation, User
 
-HELD: Final = "invitation"  # the session's key for the token of a link that was opened
+HELD: Final = "invitation"  # the session's key for the id and round of a link that was opened; empty for a void one
 
 
 @method_decorator(never_cache, name="dispatch")
 class Link(View):
-    """The link of the mail. The token moves from the address into the session, out of histories and Referer headers."""
+    """The link of the mail. What it opens moves into the session; the token stays in no address and in no row."""
 
     def get(self, request: HttpRequest, token: str) -> HttpResponse:
         """Keep it and show what it opens; a link that opens nothing says so there."""
-        request.session[HELD] = token[:200]
+        row = invitation_links.read(token)
+        request.session[HELD] = [row.pk, row.round] if row else []
         return redirect("invitation")
 
 
@@ -37,10 +38,11 @@ class Opened(View):
 
     def get(self, request: HttpRequest) -> HttpResponse:
         """The offer, or that there is none any more."""
-        held = request.session.get(HELD)
-        row = invitation_links.read(held) if isinstance(held, str) else None
+        followed, row = HELD in request.session, held_by(request)
+        if row is None:
+            request.session.pop(HELD, None)  # said once
         mine = row is not None and isinstance(request.user, User) and invitations.is_for(row, request.user)
-        return render(request, "tenant/invitation.html", {"invitation": row, "is_mine": mine, "followed": bool(held)})
+        return render(request, "tenant/invitation.html", {"invitation": row, "is_mine": mine, "followed": followed})
 
 
 @method_decorator(login_required, name="dispatch")
@@ -49,8 +51,7 @@ class _Answer(View):
 
     def found(self, request: HttpRequest, invitation_id: str) -> tuple[Invitation, bool]:
         """The invitation, and whether the link stands for it; 404 for any other."""
-        held = request.session.get(HELD)
-        by_link = invitation_links.read(held) if isinstance(held, str) else None
+        by_link = held_by(request)
         if by_link is not None and by_link.pk == invitation_id:
             return by_link, True
         row = invitations.waiting_for(person(request)).filter(pk=invitation_id).first()
@@ -85,3 +86,9 @@ class Decline(_Answer):
         request.session.pop(HELD, None)
         messages.info(request, _("You declined the invitation of %(name)s.") % {"name": row.tenant.name})
         return redirect("tenants")
+
+
+def held_by(request: HttpRequest) -> Invitation | None:
+    """The invitation whose link this session has opened, while it holds."""
+    held = request.session.get(HELD)
+    return invitation_links.opened(*held) if held else None

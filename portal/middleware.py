@@ -6,12 +6,15 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 from zoneinfo import ZoneInfo, available_timezones
 
-from django.http import Http404, JsonResponse
+from django.contrib import messages
+from django.http import Http404, HttpResponseRedirect, JsonResponse
 from django.shortcuts import render
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from portal import problems
 from portal.errors import DomainError, TooManyRequests
+from portal.tokens import MARK
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,9 +62,14 @@ class DomainErrors:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
-        """An address with a NUL in it is nobody's: PostgreSQL would refuse the id instead of not finding it."""
+        """An address with a NUL in it is nobody's: PostgreSQL would refuse the id instead of not finding it.
+
+        An API token in the address of a page is not used and does not stay there; the API itself answers 400.
+        """
         if "\x00" in request.path_info:
             raise Http404
+        if not problems.wanted_by(request) and any(MARK in value for value in request.GET.values()):
+            return _without_token(request)
         return self.get_response(request)
 
     def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponse | None:
@@ -78,6 +86,14 @@ class DomainErrors:
         for name, value in problems.headers_of(error).items():
             answer[name] = value
         return answer
+
+
+def _without_token(request: HttpRequest) -> HttpResponse:
+    """Back to the same page by a clean address: what stands there ends up in histories, logs and links."""
+    messages.error(
+        request, _("An API token stood in the address. It was not used. Revoke it: others may have seen it.")
+    )
+    return HttpResponseRedirect(request.path)
 
 
 def known_zone(name: str) -> ZoneInfo | None:
