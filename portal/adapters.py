@@ -8,9 +8,11 @@ from urllib.parse import urlsplit
 from allauth.account.internal.flows.signup import prevent_enumeration
 from allauth.core.exceptions import ImmediateHttpResponse
 from allauth.mfa.adapter import DefaultMFAAdapter
+from allauth.mfa.models import Authenticator
 from allauth.mfa.utils import is_mfa_enabled
 from django.conf import settings
 from django.db import IntegrityError, transaction
+from django.utils.translation import gettext as _
 
 from portal.actor import Actor, client_ip
 from portal.landing import Landing
@@ -72,6 +74,11 @@ class SecondFactorAdapter(DefaultMFAAdapter):
     def decrypt(self, encrypted_text: str) -> str:
         """From the database."""
         return unseal(encrypted_text)
+
+    def generate_authenticator_name(self, user: Any, type: Authenticator.Type) -> str:  # noqa: A002  # allauth's name
+        """What a new passkey is called until its owner says otherwise."""
+        count = Authenticator.objects.filter(user=user, type=type).count()
+        return _("Passkey %(number)s") % {"number": count + 1}
 
     def get_public_key_credential_rp_entity(self) -> dict[str, str]:
         """Who asks for a passkey."""

@@ -29,6 +29,8 @@ from portal.sessions import end_sessions
 from portal.signals import access_changed, account_closed, account_erased, ssh_keys_changed
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from portal.actor import Actor
 
 logger = logging.getLogger(__name__)
@@ -44,9 +46,9 @@ class Effects:
     ``ownerless``: those of them that would lose their last owner, which forbids the deletion.
     """
 
-    alone: list[Tenant]
-    left: list[Tenant]
-    ownerless: list[Tenant]
+    alone: Sequence[Tenant]
+    left: Sequence[Tenant]
+    ownerless: Sequence[Tenant]
     ssh_keys: int
     tokens: int
     sessions: int

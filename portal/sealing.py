@@ -32,5 +32,5 @@ def _box() -> MultiFernet:
     return MultiFernet([Fernet(_key(secret)) for secret in (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS)])
 
 
-def _key(secret: str) -> bytes:
+def _key(secret: str | bytes) -> bytes:
     return base64.urlsafe_b64encode(salted_hmac(PURPOSE, "key", secret=secret, algorithm="sha256").digest())

@@ -71,7 +71,7 @@ class EndSession(View):
         return redirect("sessions")
 
     def _session(self, request: HttpRequest, session_id: int) -> UserSession:
-        session = UserSession.objects.filter(user=_person(request), pk=session_id).first()
+        session: UserSession | None = UserSession.objects.filter(user=_person(request), pk=session_id).first()
         if session is None:
             raise Http404
         return session

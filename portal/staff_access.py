@@ -68,8 +68,8 @@ def entrance(request: HttpRequest, extra_context: dict[str, Any] | None = None) 
 def guard(site: AdminSite) -> None:
     """Put these rules in front of the admin; its own login and password pages are not used."""
     site.has_permission = may_enter  # type: ignore[method-assign]
-    site.login = entrance  # type: ignore[method-assign,assignment]
-    site.password_change = _own_password_page  # type: ignore[method-assign]
+    site.login = entrance  # type: ignore[method-assign]
+    site.password_change = _own_password_page  # type: ignore[method-assign, assignment]
 
 
 def _own_password_page(request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:

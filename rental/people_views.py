@@ -37,7 +37,10 @@ class DeletionForm(ServiceForm):
         help_text=gettext_lazy("Type it to confirm that you mean this account."),
         widget=forms.TextInput(attrs={"autocomplete": "off", "inputmode": "email", "spellcheck": "false"}),
     )
-    give_up = forms.BooleanField(label=gettext_lazy("I give up the remaining balance"))
+    give_up = forms.BooleanField(
+        label=gettext_lazy("I give up the remaining balance"),
+        error_messages={"required": gettext_lazy("Confirm this, or use the balance up first.")},
+    )
 
     def __init__(self, *args: Any, user: User, balances: Sequence[Account], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

