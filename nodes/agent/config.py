@@ -104,16 +104,20 @@ def save(state_dir: Path, identity: Identity, options: Mapping[str, object]) -> 
     write_private(state_dir / FILE, json.dumps(content, indent=1, default=str))
 
 
-def write_private(path: Path, text: str, mode: int = 0o600) -> None:
-    """Replace a file in one step, so that a reader or a crash never sees half of it."""
+def write_private(path: Path, text: str, mode: int = 0o600, *, durable: bool = True) -> None:
+    """Replace a file in one step, so that a reader or a crash of ours never sees half of it.
+
+    Not `durable`: it may be lost with the machine's power, and costs no wait for the disk.
+    """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.new")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     with os.fdopen(descriptor, "w") as stream:
         os.fchmod(stream.fileno(), mode)
         stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
+        if durable:
+            stream.flush()
+            os.fsync(stream.fileno())
     temporary.replace(path)
 
 

@@ -38,7 +38,7 @@ class Contact:
 
     def store(self) -> None:
         """Write the moment to disk; called with each heartbeat, not with each call."""
-        write_private(self._path, json.dumps({"boot_id": boot_id(), "last": self._last}))
+        write_private(self._path, json.dumps({"boot_id": boot_id(), "last": self._last}), durable=False)
 
     @property
     def silent_at(self) -> float:

@@ -125,7 +125,7 @@ class GatewayLink:
     def _write(self) -> None:
         path = self._directory / "leases.json"
         draft = path.with_name(".leases.json.ready")
-        write_private(draft, json.dumps({"leases": self._leases}), mode=0o640)
+        write_private(draft, json.dumps({"leases": self._leases}), mode=0o640, durable=False)  # of this boot
         if self._group is not None:
             os.chown(draft, 0, self._group)
         draft.replace(path)

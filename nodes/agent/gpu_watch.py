@@ -14,7 +14,8 @@ from nodes.agent.kernel_log import KernelLog
 from nodes.agent.log import logger
 from nodes.agent.xids import Xid, fault_of, parse_kernel_line, same_gpu
 
-WAIT_S = 1.0  # for an event; then the kernel's log and the GPUs are looked at
+WAIT_S = 1.0  # for an event; then the kernel's log is looked at
+LOOK_S = 5.0  # between two looks at the GPUs, unless something was noted
 SILENT_S = 60.0
 
 
@@ -42,6 +43,7 @@ class GpuWatch:
         self._thread = threading.Thread(target=self._run, name="gpu-watch", daemon=True)
         self._latest: tuple[GpuFacts, ...] = ()
         self._seen_at = now()
+        self._next_look = 0.0
         self._silent = False
 
     def start(self) -> None:
@@ -70,7 +72,8 @@ class GpuWatch:
                 self._wait_for_event(WAIT_S)
                 if log:
                     self._read_log(log)
-                self._look()
+                if now() >= self._next_look:
+                    self._look()
             except Exception:  # noqa: BLE001  # the thread must outlive a bug in one round
                 logger.exception("watching the GPUs failed")
                 self._stop.wait(WAIT_S)
@@ -87,6 +90,7 @@ class GpuWatch:
     def _look(self) -> None:
         self._latest = self._gpus.inventory()
         self._seen_at = now()
+        self._next_look = self._seen_at + LOOK_S
         if self._silent:
             self._silent = False
             logger.info("the NVIDIA driver answers again")
@@ -116,4 +120,5 @@ class GpuWatch:
         if not why:
             logger.info("GPU %s: Xid %d is no fault of the card", uuid, xid.code)
         elif self._faults.note(uuid, why):
+            self._next_look = 0.0
             logger.error("GPU %s is out: %s", uuid, why)

@@ -8,8 +8,8 @@ import io
 import socket
 import tarfile
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from concurrent.futures import Future, wait
+from typing import Any, TypeVar
 
 from nodes.agent.desired import DesiredLease, container_name
 from nodes.agent.engine import ImageFacts
@@ -30,6 +30,7 @@ from nodes.agent.network import bridge_name
 from nodes.agent.parts import Parts
 from nodes.agent.store import LeaseRecord
 
+Prepared = TypeVar("Prepared")
 PASSWD = b"root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n"
 GROUP = b"root:x:0:\nnogroup:x:65534:\n"
 
@@ -71,13 +72,14 @@ class Launch:
             volume = self._parts.threads.submit(self._make_volume)
             try:
                 image = self._image()
+                self._holder = prepared(network)
+                container = self._make_container(image)
             finally:
-                # Also when the image fails: nothing may still be in the making when cleaning begins.
-                problems = [problem for future in (network, volume) if (problem := future.exception())]
-            for problem in problems:
-                raise classify_preparation(problem) from problem
-        self._holder = network.result()
-        return self._make_container(image, volume.result())
+                # Also when something fails: nothing may still be in the making when cleaning begins.
+                beside: tuple[Future[Any], ...] = (network, volume)
+                wait(beside)
+            prepared(volume)
+        return container
 
     def start(self, container: str) -> None:
         """Start what `create` made.
@@ -139,12 +141,14 @@ class Launch:
         with step("network", self._lease.id, self._lease.generation):
             self._parts.engine.network_create(self._name, bridge_name(self._name), own)
 
-    def _make_volume(self) -> Path:
+    def _make_volume(self) -> None:
         with step("volume", self._lease.id, self._lease.generation):
-            return self._parts.volumes.ensure(self._name, self._lease.workspace_bytes)
+            self._parts.volumes.ensure(self._name, self._lease.workspace_bytes)
 
-    def _make_container(self, image: ImageFacts, workspace: Path) -> str:
+    def _make_container(self, image: ImageFacts) -> str:
         engine = self._parts.engine
+        # Only the directory must be there: the volume may be mounted until the start.
+        workspace = self._parts.volumes.directory(self._name)
         body = build_body(self._lease, self._parts.node_facts(), workspace, self._holder)
         try:
             with step("create", self._lease.id, self._lease.generation):
@@ -175,6 +179,17 @@ class Launch:
             _complete_images.add(image.id)
         else:
             engine.put_archive(container, missing_files(passwd=not passwd, tmp=not tmp))
+
+
+def prepared(step_of_launch: "Future[Prepared]") -> Prepared:
+    """What a step gave that ran beside others.
+
+    Raises:
+        LaunchError: it failed.
+    """
+    if problem := step_of_launch.exception():
+        raise classify_preparation(problem) from problem
+    return step_of_launch.result()
 
 
 def missing_files(*, passwd: bool, tmp: bool) -> bytes:

@@ -50,7 +50,9 @@ class Store:
 
     def save(self, record: LeaseRecord) -> None:
         """Write or replace a lease's record."""
-        write_private(self._path(record.lease_id), json.dumps({"boot_id": boot_id(), **asdict(record)}))
+        # Without power no process of a lease lives on either. A record that is lost or old then is made up for by the
+        # container's labels and the sweep of volumes and networks at the next start.
+        write_private(self._path(record.lease_id), json.dumps({"boot_id": boot_id(), **asdict(record)}), durable=False)
 
     def delete(self, lease_id: str) -> None:
         """Forget a lease."""

@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 from nodes.agent.failures import AgentError
+from nodes.agent.spares import Spares
 
 TOOL_TIMEOUT_S = 120
 # No reserve for root and nothing left to a background thread; discard gives freed blocks back to the machine.
@@ -23,6 +24,7 @@ class Volumes:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         directory.mkdir(mode=0o711, parents=True, exist_ok=True)
+        self._spares = Spares(directory.with_name("spare-volumes"), self._format)
         self.quota = self._can_mount()
 
     def ensure(self, name: str, size_bytes: int) -> Path:
@@ -31,16 +33,21 @@ class Volumes:
         Raises:
             AgentError: a tool failed; the message has its words.
         """
-        target = self.path(name)
-        target.mkdir(mode=0o755, exist_ok=True)
+        target = self.directory(name)
         if self.quota and not target.is_mount():
             image = self._image(name)
-            if not image.exists():
+            if not image.exists() and not self._spares.take(size_bytes, image):
                 self._format(image, size_bytes)
             _run("mount", "-o", "loop,nodev,nosuid,discard", str(image), str(target))
             (target / "lost+found").rmdir()
         # The image decides the container's user; the lease is alone in here either way.
         target.chmod(0o777)
+        return target
+
+    def directory(self, name: str) -> Path:
+        """The directory to bind, which exists afterwards, mounted or not."""
+        target = self.path(name)
+        target.mkdir(mode=0o755, exist_ok=True)
         return target
 
     def remove(self, name: str) -> None:
@@ -82,6 +89,7 @@ class Volumes:
     def _can_mount(self) -> bool:
         self.quota = True
         try:
+            self._format(self._image(PROBE), 16 << 20)
             self.ensure(PROBE, 16 << 20)
         except AgentError:
             self.quota = False

@@ -58,6 +58,7 @@ class Watched:
 @pytest.fixture
 def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
     monkeypatch.setattr(gpu_watch, "WAIT_S", 0.02)
+    monkeypatch.setattr(gpu_watch, "LOOK_S", 0.02)
     fleet = nvml.FakeFleet(tmp_path / "nvml.conf", nvml.make_gpus(8))
     monkeypatch.setenv("FAKE_NVML_CONF", str(fleet.path))
     made = Watched(tmp_path, fleet)

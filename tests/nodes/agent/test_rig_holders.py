@@ -1,0 +1,156 @@
+"""The pool of network holders on a real engine: refilled, adopted, watched, used once, and gone with the node."""
+
+import itertools
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.nodes.agent.fake_portal import FakePortal, lease
+from tests.nodes.agent.rig_node import RigNode
+from tests.rig.engine import Engine, wait_until
+from tests.rig.images import SCRATCH, add_scratch
+from tests.rig.nvml import make_gpus
+
+pytestmark = pytest.mark.rig
+numbers = itertools.count(1)
+SIZE = 2
+
+
+@pytest.fixture(scope="module")
+def node_of_module(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RigNode]:
+    with Engine(make_gpus(2)) as engine:
+        add_scratch(engine)
+        with (
+            FakePortal(engine.host_ip, "nd-holders") as portal,
+            RigNode(engine, portal, bundle_dir, tmp_path_factory.mktemp("node"), "--holders", str(SIZE)) as node,
+        ):
+            yield node
+
+
+@pytest.fixture
+def node(node_of_module: RigNode) -> Iterator[RigNode]:
+    """A node with a full pool and nothing else, before and after."""
+    node_of_module.portal.forget()
+    node_of_module.lease_id = f"ls-{next(numbers)}"
+    full(node_of_module)
+    yield node_of_module
+    wait_until(lambda: not any(node_of_module.left_behind().values()), seconds=20, what="nothing left")
+
+
+def full(node: RigNode, beside: int = 0) -> list[str]:
+    """Wait until the pool is full, `beside` holders being in use; their names."""
+    wait_until(lambda: len(node.holders()) == SIZE + beside, seconds=40, what=f"a full pool ({node.log()[-2000:]})")
+    return node.holders()
+
+
+def run(node: RigNode) -> str:
+    """A lease that is ready; the name of its holder."""
+    node.portal.want(lease(node.lease_id, node.engine.fleet.uuids[:1], SCRATCH, authorized_keys=[node.key_line]))
+    node.portal.wait_event(node.lease_id, "ready")
+    return holder_of(node)
+
+
+def holder_of(node: RigNode) -> str:
+    mode = node.inspect(node.container)["HostConfig"]["NetworkMode"]
+    assert mode.startswith("container:")
+    return str(node.inspect(mode.removeprefix("container:"))["Name"]).lstrip("/")
+
+
+def release(node: RigNode) -> None:
+    node.portal.stop(node.lease_id)
+    node.portal.wait_event(node.lease_id, "cleaned")
+
+
+def interfaces(node: RigNode) -> set[str]:
+    listed = subprocess.run(node.engine.nsenter("ip", "-j", "link"), capture_output=True, text=True, check=True).stdout
+    return {link["ifname"] for link in json.loads(listed) if link["ifname"].startswith("lsrh")}
+
+
+def test_a_lease_takes_a_holder_once_and_the_pool_is_filled_with_a_new_one(node: RigNode) -> None:
+    before = node.holders()
+    used = run(node)
+    assert used in before
+    after = full(node, beside=1)
+    assert len(set(after) - set(before)) == 1
+    release(node)
+    assert used not in node.holders()
+    assert len(interfaces(node)) == len(full(node)) == SIZE
+
+
+def test_nothing_of_a_lease_is_visible_from_its_holder(node: RigNode) -> None:
+    holder = node.inspect(run(node))
+    assert node.lease_id not in json.dumps(holder)
+    assert holder["HostConfig"]["CapAdd"] == ["SYS_ADMIN"]
+    status = Path(f"/proc/{holder['State']['Pid']}/status").read_text().splitlines()
+    assert [line for line in status if line.startswith(("CapEff", "CapPrm"))] == [
+        "CapPrm:\t0000000000000000", "CapEff:\t0000000000000000",
+    ]  # fmt: skip
+    release(node)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_an_agent_that_starts_again_keeps_the_pool_and_the_holder_in_use(node: RigNode, number: int) -> None:
+    used = run(node)
+    before = full(node, beside=1)
+    node.end("agent", number)
+    count = len(node.portal.heartbeats)
+    node.start_agent()
+    node.portal.wait_for(lambda: len(node.portal.heartbeats) > count + 2, "two heartbeats of the new agent")
+    assert node.holders() == before
+    assert node.ssh(node.lease_id, "echo back").stdout == "back\n"
+    release(node)
+    assert used not in full(node)
+
+
+def test_a_holder_that_died_while_it_waited_is_replaced(node: RigNode) -> None:
+    victim = node.holders()[0]
+    node.engine.docker("kill", victim)
+    wait_until(lambda: victim not in node.holders(), seconds=20, what="the end of the dead holder")
+    full(node)
+    run(node)
+    release(node)
+
+
+def test_a_holder_that_dies_under_a_lease_takes_nothing_from_it(node: RigNode) -> None:
+    used = run(node)
+    node.engine.docker("rm", "--force", used)
+    assert node.ssh(node.lease_id, "busybox ip route").stdout.startswith("default via")
+    wait_until(lambda: f"{used} has ended" in node.log(), seconds=20, what="a word about it")
+    node.end("agent", signal.SIGTERM)
+    node.start_agent()
+    assert node.ssh(node.lease_id, "echo still").stdout == "still\n"
+    release(node)
+
+
+def test_an_interface_that_was_deleted_under_a_lease_is_made_again(node: RigNode) -> None:
+    run(node)
+    pid = node.inspect(node.container)["State"]["Pid"]
+    inside = ["nsenter", f"--net=/proc/{pid}/ns/net", "ip", "link", "delete", "eth0"]
+    subprocess.run(inside, check=True)
+    wait_until(
+        lambda: "default via" in node.ssh(node.lease_id, "busybox ip route").stdout, seconds=20, what="a route again"
+    )
+    release(node)
+
+
+def test_an_engine_that_restarts_leaves_a_pool_that_is_made_anew(node: RigNode) -> None:
+    before = node.holders()
+    node.engine.restart_dockerd()
+    wait_until(lambda: len(set(node.holders()) - set(before)) == SIZE, seconds=60, what="new holders")
+    run(node)
+    release(node)
+
+
+def test_a_node_that_retires_keeps_no_holder(node: RigNode) -> None:
+    node.end("agent", signal.SIGTERM)
+    node.agent("retire", "--docker-socket", str(node.engine.socket))
+    left = node.engine.docker("ps", "-aq", "--filter", "label=lessor.node").stdout
+    assert (left, interfaces(node)) == ("", set())
+    rules = subprocess.run(node.engine.nsenter("iptables-save"), capture_output=True, text=True, check=True).stdout
+    assert "LESSOR" not in rules
+    node.start_agent()
+    full(node)
