@@ -34,7 +34,7 @@ LEAVE_NEST_S, POLL_S = 10.0, 0.002
 CHECK_S = 5.0  # between two looks at every holder
 QUIET_S = 0.3  # no refill while launches follow one another so closely,
 PATIENCE_S = 2.0  # unless the pool has been short for so long
-RETRY_S = 30.0
+RETRY_S = 10.0
 
 
 class Holders(Protocol):

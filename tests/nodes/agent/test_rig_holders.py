@@ -65,6 +65,12 @@ def release(node: RigNode) -> None:
     node.portal.wait_event(node.lease_id, "cleaned")
 
 
+def heard(node: RigNode) -> None:
+    """Wait for two heartbeats from now on: an agent that was just started has looked at what is here."""
+    count = len(node.portal.heartbeats)
+    node.portal.wait_for(lambda: len(node.portal.heartbeats) > count + 2, "heartbeats of the new agent")
+
+
 def interfaces(node: RigNode) -> set[str]:
     listed = subprocess.run(node.engine.nsenter("ip", "-j", "link"), capture_output=True, text=True, check=True).stdout
     return {link["ifname"] for link in json.loads(listed) if link["ifname"].startswith("lsrh")}
@@ -92,14 +98,13 @@ def test_nothing_of_a_lease_is_visible_from_its_holder(node: RigNode) -> None:
     release(node)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL])
 def test_an_agent_that_starts_again_keeps_the_pool_and_the_holder_in_use(node: RigNode, number: int) -> None:
     used = run(node)
     before = full(node, beside=1)
     node.end("agent", number)
-    count = len(node.portal.heartbeats)
     node.start_agent()
-    node.portal.wait_for(lambda: len(node.portal.heartbeats) > count + 2, "two heartbeats of the new agent")
+    heard(node)
     assert node.holders() == before
     assert node.ssh(node.lease_id, "echo back").stdout == "back\n"
     release(node)
@@ -122,6 +127,7 @@ def test_a_holder_that_dies_under_a_lease_takes_nothing_from_it(node: RigNode) -
     wait_until(lambda: f"{used} has ended" in node.log(), seconds=20, what="a word about it")
     node.end("agent", signal.SIGTERM)
     node.start_agent()
+    heard(node)
     assert node.ssh(node.lease_id, "echo still").stdout == "still\n"
     release(node)
 
@@ -137,6 +143,7 @@ def test_an_interface_that_was_deleted_under_a_lease_is_made_again(node: RigNode
     release(node)
 
 
+@pytest.mark.long
 def test_an_engine_that_restarts_leaves_a_pool_that_is_made_anew(node: RigNode) -> None:
     before = node.holders()
     node.engine.restart_dockerd()
