@@ -109,7 +109,7 @@ def delete_account(*, user: User, actor: Actor) -> None:
     found = effects(user)
     if found.ownerless:
         names = ", ".join(tenant.name for tenant in found.ownerless)
-        raise DomainError(f"Hand these organisations over or delete them first: {names}.", code="last_owner")
+        raise DomainError(f"Hand these organisations over first: {names}.", code="last_owner")
     address, language = user.email, language_of(user)
     addresses = {address.lower(), *EmailAddress.objects.filter(user=user).values_list("email", flat=True)}
     _close(user, actor, deleted=True)

@@ -164,6 +164,5 @@ def test_a_last_owner_sees_what_to_do_and_no_button(browser: Client, renter: Use
     page = browser.get(reverse(DELETE)).content.decode()
     assert "Northwind" in page
     assert "Delete my account" not in page
-    said = browser.post(reverse(DELETE), {"email": renter.email, "give_up": "on"})
-    assert b"Hand these organisations over" in said.content or said.status_code == 400
+    assert browser.post(reverse(DELETE), {"email": renter.email, "give_up": "on"}).status_code == 400
     assert User.objects.get(pk=renter.pk).is_active
