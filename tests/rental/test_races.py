@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -15,13 +16,13 @@ from django.db import connection, connections
 from django.utils import timezone
 
 from billing.models import Account, Hold
-from billing.services import place_hold
+from billing.services import place_hold, set_month_cap
 from nodes import services as node_services
 from nodes.models import GpuSlot, Node
 from portal.actor import Actor
 from portal.errors import DomainError
 from portal.models import Tenant, User
-from rental import lifecycle, reports, services, tasks
+from rental import extend, lifecycle, reports, services, tasks
 from rental.models import Allocation, Lease, LeaseEvent, UsageSegment
 from rental.states import LIVE, State
 from tests import make
@@ -242,3 +243,61 @@ def test_sweeps_stops_heartbeats_and_losses_at_once_leave_one_truth() -> None:
         lifecycle.free_capacity(lease_id=lease.pk)
     assert_books_and_slots_agree()
     assert connection.vendor == "postgresql"
+
+
+def test_orders_at_once_cannot_pass_the_months_cap() -> None:
+    make.make_price()
+    make.make_node(gpus=8)
+    user, tenant = a_renter(1)
+    set_month_cap(tenant=tenant, micros=6_000_000, actor=Actor.of_user(user))  # two hours and some
+    results = at_once(*(ordering(user, tenant) for _ in range(8)))
+    assert Counter(r if isinstance(r, str) else "lease" for r in results) == {"lease": 2, "month_cap_reached": 6}
+    assert Lease.objects.count() == Hold.objects.count() == 2
+    assert_books_and_slots_agree()
+
+
+def test_an_extension_and_the_deadline_at_once_are_one_before_the_other() -> None:
+    make.make_price()
+    make.make_node(gpus=8)
+    user, tenant = a_renter(1)
+    for n in range(8):
+        lease = running(user, tenant, max_duration_s=600)
+        moment = timezone.now() + timedelta(milliseconds=20 * n)
+        Lease.objects.filter(pk=lease.pk).update(ready_at=moment - timedelta(seconds=600), deadline_at=moment)
+
+        def sweep_until_due(lease: Lease = lease, moment: datetime = moment) -> None:
+            while timezone.now() < moment:
+                pass
+            services.end_at_deadline(lease_id=lease.pk, actor=Actor.system("deadlines"))
+
+        extended, _ = at_once(
+            partial(extend.extend_lease, lease=lease, actor=Actor.of_user(user), wanted={"max_duration_s": 7200}),
+            sweep_until_due,
+        )
+        lease.refresh_from_db()
+        if extended == "illegal_state":
+            assert (lease.state, lease.max_duration_s) == (State.STOPPING, 600)
+        else:
+            assert (lease.state, lease.max_duration_s) == (State.RUNNING, 7200)
+            assert lease.deadline_at is not None
+            assert lease.deadline_at > timezone.now()
+            services.stop_lease(lease=lease, actor=Actor.of_user(user))
+        report(lease, "cleaned")
+    assert_books_and_slots_agree()
+
+
+def test_ssh_gaps_silence_and_a_stop_at_once_leave_one_account_of_the_time() -> None:
+    make.make_price()
+    make.make_node(gpus=8)
+    user, tenant = a_renter(1)
+    for _ in range(4):
+        lease = running(user, tenant)
+        at_once(
+            *[partial(report, Lease.objects.get(pk=lease.pk), "ssh_down", evidence={"since_s": 1}) for _ in range(3)],
+            *[partial(report, Lease.objects.get(pk=lease.pk), "ssh_up") for _ in range(2)],
+            partial(services.stop_lease, lease=lease, actor=Actor.of_user(user)),
+        )
+        assert report(lease, "cleaned")["state"] == State.ENDED
+        parts = sorted([*lease.segments.all(), *lease.gaps.all()], key=lambda part: (part.start, part.end))
+        assert all(before.end == after.start for before, after in pairwise(parts))
+    assert_books_and_slots_agree()
