@@ -43,7 +43,7 @@ class RigNode:
             "--docker-socket", str(engine.socket), "--bundle", str(bundle), "--ssh-port", str(port),
             "--ssh-host", engine.ip, "--allow-plain-http", "--nofile", "4096", *more,
         ]  # fmt: skip
-        self._moment = ""
+        self._bad_luck: dict[str, str] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Self:
@@ -86,9 +86,9 @@ class RigNode:
             raise AssertionError(f"agent {arguments[0]}: {done.stdout}{done.stderr}")
         return done.stdout
 
-    def start_agent(self, *, dies: str = "") -> None:
-        """Start the agent as a service would; one that `dies` does so by itself at that moment, see `dying`."""
-        self._moment = dies
+    def start_agent(self, *, dies: str = "", year: str = "") -> None:
+        """Start the agent as a service would; `dies` and `year` make it an unlucky one, see `unlucky`."""
+        self._bad_luck = {"LESSOR_TEST_DIES": dies, "LESSOR_TEST_YEAR": year} if dies or year else {}
         (self._directory / "died").unlink(missing_ok=True)
         self._start("agent", "run")
 
@@ -108,7 +108,7 @@ class RigNode:
         process = self._processes.pop(name)
         process.send_signal(number)
         try:
-            process.wait(20)
+            process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -177,14 +177,14 @@ class RigNode:
     def _command(self, name: str, *arguments: str) -> list[str]:
         places = ["--state", str(self.state), "--run", str(self.run)]
         first, *others = arguments if name == "agent" else ("", *arguments)
-        module = "tests.nodes.agent.dying" if name == "agent" and self._moment else f"nodes.{name}"
+        module = "tests.nodes.agent.unlucky" if name == "agent" and self._bad_luck else f"nodes.{name}"
         program = [sys.executable, "-m", module, *([first] if first else []), *places, *others]
         return self.engine.nsenter(*program)
 
     def _env(self) -> dict[str, str]:
         own = {
-            "LESSOR_AGENT_CLEANING_LIMIT_S": "3", "LESSOR_TEST_DIES": self._moment,
-            "LESSOR_TEST_DIED": str(self._directory / "died"), "PYTHONPATH": str(REPOSITORY),
+            "LESSOR_AGENT_CLEANING_LIMIT_S": "3", "LESSOR_TEST_DIED": str(self._directory / "died"),
+            "PYTHONPATH": str(REPOSITORY), **self._bad_luck,
         }  # fmt: skip
         return {**os.environ, **self.engine.nvml_environment, **own}
 

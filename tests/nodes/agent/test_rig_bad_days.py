@@ -1,6 +1,10 @@
 """The agent on a real engine when things go wrong: its own death at any step, and an engine that hangs or dies."""
 
 import itertools
+import json
+import os
+import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,9 +12,12 @@ from typing import Any
 
 import pytest
 
+from nodes.agent.cleaning import pids_of_container
+from nodes.agent.engine import DockerEngine
+from nodes.agent.engine_stream import Cut, lines
 from tests.nodes.agent.fake_portal import FakePortal, lease
 from tests.nodes.agent.rig_node import RigNode
-from tests.rig.engine import Engine, wait_until
+from tests.rig.engine import Engine, thread_state, wait_until
 from tests.rig.images import SCRATCH, add_scratch
 from tests.rig.nvml import make_gpus
 
@@ -201,3 +208,142 @@ def test_an_engine_that_dies_during_a_stop_does_not_end_it_early(node: RigNode) 
     node.engine.start_dockerd()
     node.portal.wait_event(node.lease_id, "cleaned")
     assert containers(node) == []
+
+
+# The rest of a bad day --------------------------------------------------------------------------------------------
+
+
+def test_a_wrong_clock_neither_ends_a_lease_nor_keeps_it(node: RigNode) -> None:  # case B07
+    node.end("agent")
+    node.start_agent(year="1970")
+    order(node, deadline_s=120)
+    ready(node)
+    beats = len(node.portal.heartbeats)
+    node.end("agent")
+    node.start_agent(year="2100")
+    node.portal.wait_for(
+        lambda: any(b["leases"] and b["leases"][0]["phase"] == "running" for b in node.portal.heartbeats[beats:]),
+        "the lease in a heartbeat of 2100",
+    )
+    years = {beat["clock"][:4] for beat in node.portal.heartbeats}
+    assert {"1970", "2100"} <= years or {"1969", "2100"} <= years
+    assert "deadline" not in node.portal.events(node.lease_id)
+    node.portal.leases[node.lease_id]["deadline_s"] = 1
+    node.portal.wait_event(node.lease_id, "cleaned")
+    assert node.portal.events(node.lease_id)[-3:] == ["deadline", "stopped", "cleaned"]
+    node.end("agent")
+    node.start_agent()
+
+
+BUSYBOX = "/.lease/bin/busybox"
+COUNTING = f"while :; do {BUSYBOX} sleep 0.1; done"
+LEAVING = f"({BUSYBOX} setsid {BUSYBOX} sleep 900 &); ({BUSYBOX} true &); exec {BUSYBOX} sleep 900"
+MAINS = {  # case E01: name of the image -> its main process, its stop signal, how it ends
+    "tail": ([BUSYBOX, "tail", "-f", "/dev/null"], "TERM", {"exit_code": 143, "killed": False}),
+    "child": (
+        [BUSYBOX, "sh", "-c", f"{BUSYBOX} sh -c 'trap \"exit 7\" TERM; {COUNTING}'"], "TERM",
+        {"exit_code": 7, "killed": False},
+    ),
+    "interrupted": (
+        [BUSYBOX, "sh", "-c", f"trap 'exit 42' INT; {COUNTING}"], "INT", {"exit_code": 42, "killed": False},
+    ),
+    "deaf": ([BUSYBOX, "sh", "-c", f"trap '' TERM INT; {COUNTING}"], "TERM", {"exit_code": 137, "killed": True}),
+    "detaching": ([BUSYBOX, "sh", "-c", LEAVING], "TERM", {"exit_code": 143, "killed": False}),
+}  # fmt: skip
+
+
+def test_every_kind_of_main_process_is_asked_ends_as_it_does_and_leaves_no_process(node: RigNode) -> None:  # case E01
+    gpus, first = node.engine.fleet.uuids, node.lease_id
+    for name, (command, signal, _) in MAINS.items():
+        build(
+            node.engine, f"lessor-test/{name}:1", f"FROM {SCRATCH}\nSTOPSIGNAL SIG{signal}\nCMD {json.dumps(command)}"
+        )
+        node.portal.want(
+            lease(f"{first}{name}", gpus[:1], f"lessor-test/{name}:1", authorized_keys=[node.key_line], stop_grace_s=2)
+        )
+    ids = {}
+    for name in MAINS:
+        node.portal.wait_event(f"{first}{name}", "ready")
+        inspect = node.inspect(f"lessor-{first}{name}-1")
+        assert inspect["HostConfig"]["Init"] is True
+        ids[name] = inspect["Id"]
+    wait_until(lambda: not zombies(ids["detaching"]), seconds=20, what="the orphan to be reaped")
+    for name in MAINS:
+        node.portal.stop(f"{first}{name}")
+    for name, (_, _, ending) in MAINS.items():
+        node.portal.wait_event(f"{first}{name}", "cleaned")
+        assert (name, node.portal.report(f"{first}{name}", "stopped")["evidence"]) == (name, ending)
+        assert pids_of_container(ids[name]) == ()
+
+
+def build(engine: Engine, name: str, dockerfile: str) -> None:
+    """An image that needs no file."""
+    environment = os.environ | {"DOCKER_HOST": engine.docker_host, "DOCKER_BUILDKIT": "0"}
+    subprocess.run(
+        ["docker", "build", "--quiet", "--tag", name, "-"], input=dockerfile, env=environment, text=True, check=True,
+        capture_output=True,
+    )  # fmt: skip
+
+
+def zombies(container: str) -> list[int]:
+    """Processes of a container that have ended and that nobody has asked about."""
+    return [pid for pid in pids_of_container(container) if thread_state(Path(f"/proc/{pid}")) == "Z"]
+
+
+@pytest.mark.parametrize("calls", [60, pytest.param(5000, marks=[pytest.mark.long, pytest.mark.timeout(3600)])])
+def test_calls_that_their_client_breaks_off_leave_no_descriptor_open(node: RigNode, calls: int) -> None:  # case I06
+    order(node)
+    ready(node)
+    engine = DockerEngine(node.engine.socket)
+    broken_calls(node, engine, 10)  # what is kept open on purpose is open from here on
+    before = (descriptors(node.agent_pid), descriptors(os.getpid()))
+    broken_calls(node, engine, calls)
+    wait_until(
+        lambda: descriptors(node.agent_pid) <= before[0] + 2, seconds=60,
+        what=f"{descriptors(node.agent_pid)} descriptors of the agent to be {before[0]} again",
+    )  # fmt: skip
+    assert descriptors(os.getpid()) <= before[1] + 2
+    release(node)
+
+
+def broken_calls(node: RigNode, engine: DockerEngine, count: int) -> None:
+    """So many calls, each left in the middle: sessions by way of the agent, streams and plain calls of the engine."""
+    for number in range(count):
+        (broken_session, broken_events, broken_pull, unknown_container)[number % 4](node, engine)
+
+
+def broken_session(node: RigNode, _engine: DockerEngine) -> None:
+    asked = {
+        "verb": "exec", "lease": node.lease_id, "kind": "command", "command": "sleep 60", "tty": False, "term": "xterm",
+        "cols": 80, "rows": 24, "peer": "192.0.2.1",
+    }  # fmt: skip
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(node.run / "execd.sock"))
+        connection.sendall(json.dumps(asked).encode() + b"\n")
+        _, received, _, _ = socket.recv_fds(connection, 65536, 4)
+        for descriptor in received:
+            os.close(descriptor)
+
+
+def broken_events(node: RigNode, _engine: DockerEngine) -> None:
+    cut = Cut()
+    with lines(node.engine.socket, "GET", "/events", {}, 60, cut) as answer:
+        cut.set()
+        assert list(answer) == []
+
+
+def broken_pull(_node: RigNode, engine: DockerEngine) -> None:
+    cut = Cut()
+    cut.set()
+    engine.pull("127.0.0.1:1/nothing:1", lambda _: None, cut)
+
+
+def unknown_container(_node: RigNode, engine: DockerEngine) -> None:
+    assert engine.inspect("lessor-ls-unknown-1") is None
+    engine.kill("lessor-ls-unknown-1", "SIGTERM")
+    assert engine.local_image("nobody/has-this:1") is None
+
+
+def descriptors(pid: int) -> int:
+    """How many a process has open."""
+    return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())

@@ -1,22 +1,27 @@
-"""An agent that kills itself at a given moment, once: `python -m tests.nodes.agent.dying run …`.
+"""An agent on a bad day: `python -m tests.nodes.agent.unlucky run …` kills itself, or believes a wrong wall clock.
 
 LESSOR_TEST_DIES names the moment: `before:<phase>` or `after:<phase>` of writing that phase down, or the name of a call
 of the engine (`create`, `start`, `kill`, `remove`, `network_create`), after it was carried out, or `delete`, before a
-lease's record is. LESSOR_TEST_DIED is a file that says that it has happened.
+lease's record is. LESSOR_TEST_DIED is a file that says that it has happened. LESSOR_TEST_YEAR is the year in which the
+agent believes to be.
 """
 
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from nodes.agent import heartbeat
 from nodes.agent.engine import DockerEngine
 from nodes.agent.main import main
 from nodes.agent.store import LeaseRecord, Store
 
 MOMENT = os.environ.get("LESSOR_TEST_DIES", "")
+YEAR = os.environ.get("LESSOR_TEST_YEAR", "")
 DIED = Path(os.environ.get("LESSOR_TEST_DIED", "/nonexistent"))
 
 
@@ -68,6 +73,24 @@ def arm() -> None:
         setattr(DockerEngine, name, _dying_call(name, getattr(DockerEngine, name)))
 
 
+def misset(year: int) -> None:
+    """Set the wall clock, as far as the agent's own code asks for it; clocks that cannot be set go on as they do."""
+    away = (year - 2026) * 365.25 * 86400
+    real, real_ns = time.time, time.time_ns
+
+    class Misset(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Self:
+            return super().now(tz) + timedelta(seconds=away)
+
+    time.time = lambda: real() + away
+    time.time_ns = lambda: real_ns() + int(away * 1e9)
+    vars(heartbeat)["datetime"] = Misset
+
+
 if __name__ == "__main__":
-    arm()
+    if MOMENT:
+        arm()
+    if YEAR:
+        misset(int(YEAR))
     sys.exit(main())
