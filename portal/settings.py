@@ -305,6 +305,8 @@ BOOT_GRACE_S = env.number("BOOT_GRACE_S", 90, least=1)
 START_TIMEOUT_S = env.number(
     "START_TIMEOUT_S", 900, least=30
 )  # an order that is not ready by then fails, free of charge
+# While its image keeps coming, an order may take this long in all; it holds GPUs that nobody pays for meanwhile.
+PULL_TIMEOUT_S = env.number("PULL_TIMEOUT_S", 14_400, least=30)
 # Idle: no signal at or above its limit for the whole window (docs/idleness.md).
 IDLE_MODE = env.choice("IDLE_MODE", "enforce", ("enforce", "shadow", "off"))  # shadow: recorded, not done
 IDLE_OFF_ALLOWED = env.flag("IDLE_OFF_ALLOWED")  # may a lease be ordered without an idle limit?

@@ -106,11 +106,12 @@ def note(
 
 @transaction.atomic
 def show_progress(*, lease_id: str, progress: str) -> Lease:
-    """What the node does now, for who is watching; it changes too often for the history."""
+    """How far the image is, for who is watching; it changes too often for the history."""
     lease = Lease.objects.select_for_update().get(pk=lease_id)
-    lease.progress = progress
-    lease.save(update_fields=["progress"])
-    live.publish(lease)
+    changed, lease.progress, lease.pulled_at = lease.progress != progress, progress, timezone.now()
+    lease.save(update_fields=["progress", "pulled_at"])
+    if changed:
+        live.publish(lease)
     return lease
 
 

@@ -39,9 +39,15 @@ class LeaseQuerySet(models.QuerySet["Lease"]):
         """Running beyond their maximum duration."""
         return self.filter(state=State.RUNNING, deadline_at__lte=now)
 
-    def overdue_to_start(self, ordered_before: datetime) -> LeaseQuerySet:
-        """Ordered before that moment and still not ready."""
-        return self.filter(state__in=BEFORE_READY, requested_at__lt=ordered_before)
+    def overdue_to_start(self, before: datetime, pulling_before: datetime) -> LeaseQuerySet:
+        """Ordered before that moment and still not ready.
+
+        An image that came further since then is waited for, unless it was ordered before ``pulling_before``.
+        """
+        stands_still = models.Q(pulled_at=None) | models.Q(pulled_at__lt=before)
+        return self.filter(
+            stands_still | models.Q(requested_at__lt=pulling_before), state__in=BEFORE_READY, requested_at__lt=before
+        )
 
 
 class Lease(models.Model):
@@ -91,6 +97,7 @@ class Lease(models.Model):
 
     requested_at = models.DateTimeField(_("requested"), default=timezone.now, editable=False)
     assigned_at = models.DateTimeField(null=True, editable=False)
+    pulled_at = models.DateTimeField(null=True, editable=False, help_text="its image last came further")
     started_at = models.DateTimeField(null=True, editable=False, help_text="Docker started the container")
     ready_at = models.DateTimeField(_("ready"), null=True, editable=False)
     deadline_at = models.DateTimeField(_("ends at the latest"), null=True, editable=False)

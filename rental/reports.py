@@ -163,8 +163,6 @@ def _pulling(report: _Report) -> Lease:
     if report.lease.state not in {State.ASSIGNED, State.STARTING}:
         return report.lease
     progress = (report.detail or "pulling the image")[:200]
-    if report.lease.progress == progress:
-        return report.lease
     if report.lease.events.filter(code="pulling", data__generation=report.lease.generation).exists():
         return lifecycle.show_progress(lease_id=report.lease.pk, progress=progress)
     return report.note_once(progress=progress)

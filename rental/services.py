@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
+    from rental.models import LeaseQuerySet
     from rental.quotes import Quote
     from rental.requests import LeaseRequest
 
@@ -126,11 +127,18 @@ def end_at_deadline(*, lease_id: str, actor: Actor) -> Lease:
     return stop_lease(lease=lease, actor=actor, reason=metering.deadline_reason(lease))
 
 
+def overdue_to_start(now: datetime) -> LeaseQuerySet:
+    """Leases whose node has neither made them ready in time nor come further with their image."""
+    return Lease.objects.overdue_to_start(
+        now - timedelta(seconds=settings.START_TIMEOUT_S), now - timedelta(seconds=settings.PULL_TIMEOUT_S)
+    )
+
+
 @transaction.atomic
 def end_unanswered(*, lease_id: str, actor: Actor) -> Lease:
     """The node did not make it ready in time: failed, free of charge. A lease that became ready meanwhile goes on."""
     lease = Lease.objects.select_for_update(of=("self",)).select_related("tenant").get(pk=lease_id)
-    if lease.state not in BEFORE_READY:
+    if not overdue_to_start(timezone.now()).filter(pk=lease_id).exists():
         return lease
     return stop_lease(
         lease=lease,

@@ -48,7 +48,7 @@ def sweep_unanswered() -> None:
     """Ordered and not ready for too long -> stopping (``failed_launch``); not picked up yet: the node is woken."""
     now = timezone.now()
     if _receiving_before(now - timedelta(seconds=settings.BOOT_GRACE_S)):
-        due = Lease.objects.overdue_to_start(now - timedelta(seconds=settings.START_TIMEOUT_S))
+        due = services.overdue_to_start(now)
         _each("waiting", due, lambda lease_id, actor: services.end_unanswered(lease_id=lease_id, actor=actor))
     waiting = Lease.objects.filter(
         state=State.ASSIGNED, assigned_at__lt=now - timedelta(seconds=REWAKE_AFTER_S), node__revoked_at__isnull=True
