@@ -94,16 +94,21 @@ class SshWatch:
     def look(self) -> None:
         """One look at every running lease, and what the portal has to hear after it."""
         running = {r.lease_id: r for r in self._records() if r.phase == "running" and r.desired}
-        if running:
-            shut = self._gate_fault()
-            faults = {lease_id: shut or self._lease_fault(record) for lease_id, record in running.items()}
-            self._try_logins([lease_id for lease_id, why in faults.items() if not why])
-            faults = {lease_id: why or self._login_faults.get(lease_id, "") for lease_id, why in faults.items()}
-        else:
-            faults = {}
+        faults = self._faults(running) if running else {}
+        self._try_logins([lease_id for lease_id, why in faults.items() if not why])
+        faults = {lease_id: why or self._login_faults.get(lease_id, "") for lease_id, why in faults.items()}
         self._forget(running)
         self._outages.note(faults, {lease_id: record.generation for lease_id, record in running.items()})
         self._tell()
+
+    def _faults(self, running: Mapping[str, LeaseRecord]) -> dict[str, str]:
+        """By lease why it cannot be reached, "" where it can. What shuts one door of the gateway shuts all leases."""
+        try:
+            shut = self._gate_fault()
+            faults = {lease_id: shut or self._lease_fault(record) for lease_id, record in running.items()}
+        except GatewayDownError as error:
+            faults = dict.fromkeys(running, str(error))
+        return faults
 
     def _gate_fault(self) -> str:
         try:
@@ -114,10 +119,7 @@ class SshWatch:
         return "" if begin == BANNER else "the SSH port does not answer as SSH does"
 
     def _lease_fault(self, record: LeaseRecord) -> str:
-        try:
-            answer = self._gateway.ask(record.lease_id)
-        except GatewayDownError as error:
-            return str(error)
+        answer = self._gateway.ask(record.lease_id)
         wanted = record.desired.authorized_keys if record.desired else ()
         missing = {_fingerprint(line) for line in wanted} - {"", *answer.keys}
         return "the SSH gateway does not have the lease's keys" if missing else ""

@@ -21,9 +21,11 @@ from nodes.agent.failures import AgentError, LaunchError, image_error
 from nodes.agent.gateway_link import GatewayLink
 from nodes.agent.gpus import Gpus, GpuUnreadableError
 from nodes.agent.heartbeat import gpu_request
+from nodes.agent.main import main
 from nodes.agent.network import BLOCKED, bridge_name, chains, private_resolvers
 from nodes.agent.portal import PortalClient, PortalRefusedError, PortalUnavailableError, check_url
 from nodes.agent.probe import ProbeKey, SshProver
+from nodes.gateway.host_key import ensure_host_key
 from tests.nodes.agent.fake_portal import ENROLMENT_TOKEN, TOKEN, FakePortal, lease
 from tests.rig import nvml
 
@@ -69,6 +71,20 @@ def test_tokens_travel_over_https_or_loopback(url: str) -> None:
 def test_plain_http_to_another_machine_is_refused(url: str) -> None:
     with pytest.raises(AgentError):
         check_url(url, allow_plain_http=False)
+
+
+def test_the_gateway_s_host_key_is_the_same_after_another_enrolment(tmp_path: Path) -> None:
+    (tmp_path / "gateway").mkdir()
+    key = ensure_host_key(tmp_path / "gateway" / "ssh_host_ed25519_key")
+    places = ["--state", str(tmp_path), "--run", str(tmp_path / "run"), "--gateway-group", "no-such-group"]
+    told = []
+    for _ in range(2):
+        with FakePortal() as portal:
+            assert main(["enrol", "--portal", portal.url, "--token", ENROLMENT_TOKEN, *places]) == 0
+            told.append(portal.enrolments[0]["ssh_host_key"])
+
+    assert told == [key, key]
+    assert ensure_host_key(tmp_path / "gateway" / "ssh_host_ed25519_key") == key
 
 
 def test_an_enrolment_token_works_once() -> None:

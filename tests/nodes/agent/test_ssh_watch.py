@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import asyncssh
@@ -18,7 +19,7 @@ import pytest
 
 from nodes.agent.contact import Contact
 from nodes.agent.desired import parse_lease
-from nodes.agent.gateway_link import GatewayAnswer, GatewayLink
+from nodes.agent.gateway_link import GatewayAnswer, GatewayDownError, GatewayLink
 from nodes.agent.portal import PortalClient
 from nodes.agent.probe import ProbeKey
 from nodes.agent.ssh_watch import SshWatch
@@ -127,9 +128,9 @@ class Scene:
         self.client = PortalClient(portal.url, TOKEN, Contact(directory / "contact.json", 900))
         self.login_every_s = 1e9
 
-    def watch(self) -> SshWatch:
+    def watch(self, *others: LeaseRecord) -> SshWatch:
         return SshWatch(
-            lambda: [self.record], self.link, self.knock, self.client, port=self.gateway.port,
+            lambda: [self.record, *others], self.link, self.knock, self.client, port=self.gateway.port,
             file=self.directory / "ssh_watch.json", every_s=0.05, login_every_s=self.login_every_s,
         )  # fmt: skip
 
@@ -201,6 +202,26 @@ def test_a_port_on_which_something_else_answers_is_shut(scene: Scene, portal: Fa
     watch.look()
 
     assert portal.report(LEASE, "ssh_down")["detail"] == "the SSH port does not answer as SSH does"
+
+
+def test_a_gateway_that_accepts_and_says_nothing_costs_one_wait_whatever_the_number_of_leases(
+    scene: Scene, portal: FakePortal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def silent(lease_id: str) -> GatewayAnswer:
+        asked.append(lease_id)
+        raise GatewayDownError("the SSH gateway does not answer: TimeoutError")
+
+    monkeypatch.setattr(scene.link, "ask", silent)
+    other = replace(scene.record, lease_id="ls-b")
+    portal.want(lease("ls-b", [GPU], "here:1"))
+    watch = scene.watch(other)
+    watch.look()
+    watch.look()
+
+    assert len(asked) == 2
+    assert portal.events(LEASE) == portal.events("ls-b") == ["ssh_down"]
 
 
 def test_the_portal_hears_of_an_outage_that_was_over_before_it_could_be_told(scene: Scene, portal: FakePortal) -> None:
