@@ -47,7 +47,7 @@ class Limit:
 
 # Wrong secrets of the API and the node API, per address. Right ones always pass: others behind that address go on.
 WRONG_TOKENS: Final = Limit("wrong-tokens", 30, MINUTE)
-# Wrong passwords: per address; per address and account; per account from everywhere (docs/security.md).
+# Wrong passwords: per address; per address and account; per account from everywhere (docs/accounts.md).
 WRONG_FROM_ADDRESS: Final = Limit("wrong-from-address", 20, 5 * MINUTE, strict=True)
 WRONG_FROM_ADDRESS_SLOWLY: Final = Limit("wrong-from-address-slowly", 100, HOUR, strict=True)
 WRONG_FOR_ACCOUNT_HERE: Final = Limit("wrong-for-account-here", 5, 5 * MINUTE, strict=True)
