@@ -7,6 +7,7 @@ current one is complete, and what is read under the lock fits together.
 import fcntl
 import json
 import os
+import stat
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,14 +59,14 @@ class AuditFiles:
     def _open(self, exits: ExitStack) -> list[_File]:
         """All files, the oldest first, as they were at one moment."""
         try:
-            current = exits.enter_context(self._path.open("rb"))
+            current = exits.enter_context(_open(self._path))
         except FileNotFoundError:
             return []
         fcntl.flock(current, fcntl.LOCK_SH)
         try:
             numbers = sorted(self._numbers(), reverse=True)
             older = [self._path.with_name(f"{self._path.name}.{number}") for number in numbers]
-            streams = [exits.enter_context(path.open("rb")) for path in older]
+            streams = [exits.enter_context(_open(path)) for path in older]
             # Where the one that was opened has just been moved away, it is among them.
             known = {_identity(stream) for stream in streams}
             streams += [] if _identity(current) in known else [current]
@@ -76,6 +77,18 @@ class AuditFiles:
     def _numbers(self) -> list[int]:
         suffixes = (path.name.removeprefix(f"{self._path.name}.") for path in self._path.parent.glob("audit.log.*"))
         return [int(suffix) for suffix in suffixes if suffix.isdigit()]
+
+
+def _open(path: Path) -> IO[bytes]:
+    """A plain file. The gateway, which owns the directory, must not lead us elsewhere or keep us waiting.
+
+    Raises OSError, FileNotFoundError where there is none.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(f"{path} is no plain file")
+    return os.fdopen(handle, "rb")
 
 
 def _identity(stream: IO[bytes]) -> tuple[int, int]:

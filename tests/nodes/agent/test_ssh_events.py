@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -198,6 +199,23 @@ def test_a_first_start_without_any_file_waits_for_one(tmp_path: Path, portal: Fa
     send_all(events)
 
     assert peers(portal) == [1]
+
+
+@pytest.mark.parametrize("name", ["audit.log", "audit.log.1"])
+@pytest.mark.parametrize("what", ["link", "pipe"])
+def test_what_is_no_plain_file_is_not_read(tmp_path: Path, portal: FakePortal, name: str, what: str) -> None:
+    write(AuditLog(tmp_path / "elsewhere"), 1)
+    write(AuditLog(tmp_path / "audit.log"), 2)
+    (tmp_path / name).unlink(missing_ok=True)
+    if what == "link":
+        (tmp_path / name).symlink_to(tmp_path / "elsewhere")
+    else:
+        os.mkfifo(tmp_path / name)
+
+    with pytest.raises(OSError, match=r"audit\.log|plain file"):
+        sender(tmp_path, portal).send()
+
+    assert portal.ssh_events == []
 
 
 def test_the_thread_sends_by_itself_and_ends(tmp_path: Path, portal: FakePortal) -> None:
