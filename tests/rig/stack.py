@@ -74,6 +74,10 @@ class RigPortal(Portal):
             "PULL_S": str(PULL_S),
             "NODE_RESERVED_CPUS_MILLI": "0",
             "LEASE_WORKSPACE_BYTES": str(64 << 20),
+            # idle limits of seconds, for those who ask for one
+            "IDLE_TIMEOUT_MIN_S": "1",
+            "IDLE_WARN_BEFORE_S": "4",
+            "IDLE_SWEEP_S": "1",
             **settings,
         }
 
@@ -141,6 +145,7 @@ class StackNode:
             **engine.nvml_environment,
             "PYTHONPATH": str(ROOT),
             "LESSOR_AGENT_CLEANING_LIMIT_S": "10",
+            "LESSOR_AGENT_SAMPLE_S": "2",
         }
 
     def start(self, name: str) -> None:
