@@ -20,7 +20,7 @@ from portal.models import ROLES_THAT_LEASE, Membership, Tenant, User
 from portal.services import audit, require_role
 from rental import access, capacity, lifecycle, metering, notices, quotes
 from rental.models import Lease
-from rental.states import BEFORE_READY, LIVE, EndReason, State
+from rental.states import LIVE, EndReason, State
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -29,6 +29,7 @@ from nodes.agent.store import LeaseRecord, Phase
 
 EndCause = Literal["ordered", "unwanted", "superseded", "deadline", "silence", "exited"]
 PROGRESS_S = 10.0
+SAME_PROGRESS_S = 60.0
 ENGINE_RETRY_S = 2.0
 SAME_DEADLINE_S = 2.0
 BEFORE_READY = ("pulling", "starting", "started")
@@ -308,12 +309,13 @@ class Actor:
     def _pull(self, record: LeaseRecord, image: str) -> None:
         self._enter(record, "pulling")
         ticket = self._parts.images.pull(image, self._bell.set)
-        said = None
+        said, lines, again_at = None, 0, 0.0
         try:
             while not ticket.done:
                 self._check_end(record)
-                if ticket.progress != said:
-                    said = ticket.progress
+                # The same words again now and then while something comes: a slow pull does not stand still.
+                if ticket.progress != said or (ticket.lines != lines and now() >= again_at):
+                    said, lines, again_at = ticket.progress, ticket.lines, now() + SAME_PROGRESS_S
                     self._report(record, "pulling", detail=said)
                 self._wait_pull(record, ticket)
         finally:

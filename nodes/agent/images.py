@@ -43,6 +43,11 @@ class Ticket:
         """How far it is, or what it waits for, for people: "pulling 1.2 of 3.4 GB"."""
         return self._pull.progress
 
+    @property
+    def lines(self) -> int:
+        """How often something was said: it grows while anything comes, whatever the words are."""
+        return self._pull.lines
+
     def result(self) -> None:
         """Raise what the pull raised; only meaningful when `done`."""
         if self._pull.error:
@@ -60,12 +65,14 @@ class _Pull:
         self.cancelled = Cut()
         self.error: EngineError | None = None
         self.progress = ""
+        self.lines = 0
         self.tickets: list[Ticket] = []
         self.lock = threading.Lock()
         self._on_cancel = on_cancel
 
     def note(self, progress: str) -> None:
         self.progress = progress
+        self.lines += 1
 
     def leave(self, ticket: Ticket) -> None:
         with self.lock:

@@ -99,6 +99,38 @@ def test_an_order_nobody_answers_fails_free_of_charge(renter: User, tenant: Tena
     assert GpuSlot.objects.filter(used_milli=1000).count() == 1  # until the node says what is there
 
 
+@pytest.mark.usefixtures("hearing")
+def test_an_order_whose_image_keeps_coming_is_waited_for_but_not_for_ever(
+    renter: User, tenant: Tenant, node: Node, clock: Any, settings: Any
+) -> None:  # case C03
+    settings.PULL_TIMEOUT_S = 3600
+    lease = order(renter, tenant)
+    report(lease, "starting")
+    for minute in range(0, 60, 10):
+        report(lease, "pulling", detail=f"pulling {minute} of 60 MB")
+        clock.shift(600)
+        tasks.sweep_unanswered()
+        assert state(lease)[0] == State.STARTING
+    report(lease, "pulling", detail="pulling 50 of 60 MB")  # the same words again: something came all the same
+    clock.shift(1)
+    tasks.sweep_unanswered()
+    assert state(lease) == (State.STOPPING, EndReason.FAILED_LAUNCH)
+
+
+@pytest.mark.usefixtures("hearing")
+def test_an_order_whose_image_stands_still_fails(renter: User, tenant: Tenant, node: Node, clock: Any) -> None:
+    lease = order(renter, tenant)  # case C03
+    report(lease, "starting")
+    for detail in ("pulling 1 of 60 MB", "pulling 2 of 60 MB"):
+        report(lease, "pulling", detail=detail)
+        clock.shift(800)
+    tasks.sweep_unanswered()
+    assert state(lease)[0] == State.STARTING
+    clock.shift(101)
+    tasks.sweep_unanswered()
+    assert state(lease) == (State.STOPPING, EndReason.FAILED_LAUNCH)
+
+
 def test_orders_do_not_time_out_because_the_portal_was_away(
     renter: User, tenant: Tenant, node: Node, clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,6 +44,7 @@ class FakeEngine:
         self.pulls: list[str] = []
         self.pullable = {"far:1", "far:2", "far:3"}
         self.pull_gate = threading.Event()  # pulls wait for it
+        self.speaks = False  # a pull says the same again and again
         self.pull_errors: list[EngineError] = []  # what the next pulls end with
         self.boxes: dict[str, dict[str, Any]] = {}
         self.nets: set[str] = set()
@@ -95,6 +96,8 @@ class FakeEngine:
         while not self.pull_gate.wait(0.01):
             if cancelled.is_set():
                 return
+            if self.speaks:
+                on_progress("1 of 2 layers")
         if image not in self.pullable:
             raise ImageError(f"The image {image} does not exist, or is not public.")
         self.images.add(image)

@@ -1,5 +1,8 @@
 """Leases whose image has to be fetched first."""
 
+import pytest
+
+from nodes.agent import actor
 from tests.nodes.agent.world import World
 
 
@@ -38,3 +41,26 @@ def test_an_image_that_does_not_exist_ends_failed_image(world: World) -> None:
     world.want(image="nobody/nothing:1")
     world.portal.wait_event("ls-a", "cleaned")
     assert world.portal.report("ls-a", "failed")["failure"] == "failed_image"
+
+
+def test_a_pull_that_moves_without_new_words_is_told_again_and_one_that_stands_still_is_not(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:  # case C03
+    monkeypatch.setattr(actor, "PROGRESS_S", 0.05)
+    monkeypatch.setattr(actor, "SAME_PROGRESS_S", 0.1)
+    world.engine.speaks = True
+    world.want(image="far:1")
+    world.portal.wait_for(lambda: told(world).count("1 of 2 layers") > 2, "the same words again")
+    world.engine.speaks = False
+    monkeypatch.setattr(actor, "SAME_PROGRESS_S", 0.0)
+    pulls = len(world.portal.pulls)
+    world.portal.wait_for(lambda: len(world.portal.pulls) > pulls + 1, "some time")
+    before = len(told(world))
+    world.portal.wait_for(lambda: len(world.portal.pulls) > pulls + 4, "more time")
+    assert len(told(world)) == before
+    world.engine.pull_gate.set()
+    world.portal.wait_event("ls-a", "ready")
+
+
+def told(world: World) -> list[str]:
+    return [report["detail"] for report in list(world.portal.reports) if report["event"] == "pulling"]
