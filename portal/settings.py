@@ -19,7 +19,7 @@ TESTING = env.flag("LESSOR_TESTING", default=False)
 SECRET_KEY = env.text("SECRET_KEY", "only-for-tests" if TESTING or DEBUG else "")
 if not SECRET_KEY:
     raise ImproperlyConfigured("SECRET_KEY or SECRET_KEY_FILE must be set (scripts/demo makes one in var/).")
-SECRET_KEY_FALLBACKS = env.words("SECRET_KEY_FALLBACKS", [])  # former keys: what was signed or sealed by them still opens
+SECRET_KEY_FALLBACKS = env.words("SECRET_KEY_FALLBACKS", [])  # what these signed or sealed still opens
 ALLOWED_HOSTS = env.words("ALLOWED_HOSTS", ["localhost", "127.0.0.1", "[::1]"])
 # Where people and nodes reach the portal; used in mails and in the enrolment command.
 PORTAL_URL = env.text("PORTAL_URL", "http://localhost:8000").rstrip("/")
