@@ -13,7 +13,7 @@ from django.conf import settings
 from django.urls import reverse
 from django.utils.formats import number_format
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext_lazy
 
 from portal.mails import Mail
 from rental.idle import CHANGES, EVENTS, Reading, Signal
@@ -63,12 +63,12 @@ def span(seconds: float) -> str:
     whole = max(0, int(seconds))
     hours, minutes = divmod(whole // 60, 60)
     if hours and not minutes:
-        return ngettext("%(n)s h", "%(n)s h", hours) % {"n": hours}
+        return _("%(n)s h") % {"n": hours}
     if hours:
         return _("%(h)s h %(m)s min") % {"h": hours, "m": f"{minutes:02d}"}
     if minutes:
-        return ngettext("%(n)s min", "%(n)s min", minutes) % {"n": minutes}
-    return ngettext("%(n)s s", "%(n)s s", whole) % {"n": whole}
+        return _("%(n)s min") % {"n": minutes}
+    return _("%(n)s s") % {"n": whole}
 
 
 def clock(moment: str | datetime) -> str:
