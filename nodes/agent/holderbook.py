@@ -11,7 +11,7 @@ from pathlib import Path
 
 from nodes.agent import links
 from nodes.agent.engine import ContainerFacts
-from nodes.agent.holderbox import ADDRESS_LABEL, lease_files
+from nodes.agent.holderbox import lease_files
 from nodes.agent.namespaces import network_of
 from nodes.agent.network import holder_interface
 
@@ -100,10 +100,9 @@ class HolderBook:
 
 
 def holder_of(facts: ContainerFacts) -> Holder | None:
-    """A holder as its container tells of it; None when its address is missing."""
-    try:
-        address = IPv4Interface(facts.labels[ADDRESS_LABEL])
-    except (KeyError, ValueError):
+    """A holder as it is now; None when it has ended, or has no address."""
+    address = links.address_of(facts.pid) if facts.pid else None
+    if not address:
         return None
     return Holder(facts.name, facts.id, facts.pid, network_of(facts.pid), address)
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 IMAGE, PROGRAM = "lessor/holder", "/holder"
 ROLE, NEST_ROLE = "holder", "nest"
-ADDRESS_LABEL = "lessor.address"
 NEST_HOSTNAME = "lease"
 MEMORY_BYTES = 32 << 20  # most of it for the runtime while it starts; the program needs a few pages
 ETC_FILES = ("hostname", "hosts", "resolv.conf")  # a lease's own, in the order of its binds
@@ -40,13 +39,13 @@ def nest_body(image: str, node_id: str) -> dict[str, object]:
     }
 
 
-def holder_body(image: str, node_id: str, nest: str, address: str) -> dict[str, object]:
-    """A holder that starts in the network of the container `nest`; `address` is what its own network will have."""
+def holder_body(image: str, node_id: str, nest: str) -> dict[str, object]:
+    """A holder that starts in the network of the container `nest`."""
     return {
         "Image": image,
         "Entrypoint": [PROGRAM],
-        "Labels": {"lessor.node": node_id, "lessor.role": ROLE, ADDRESS_LABEL: address},
-        # SYS_ADMIN is what unshare(2) asks for. The program gives it away before a lease can join it, which is checked.
+        "Labels": {"lessor.node": node_id, "lessor.role": ROLE},
+        # SYS_ADMIN is what unshare(2) asks for; of the container only its network namespace is ever shared.
         "HostConfig": {"NetworkMode": f"container:{nest}", **_limits(), "CapAdd": ["SYS_ADMIN"]},
     }
 

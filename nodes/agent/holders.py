@@ -1,13 +1,16 @@
 """Network holders: networks that are ready before the lease they are for is ordered (docs/decisions/0007).
 
 A holder is a container whose only process has made itself a network namespace and sleeps; one holder, one network, one
-lease. A lease's container joins it instead of waiting for a network of its own. A holder is used once: it is removed
-with its lease, and another one is made while nobody waits.
+lease. A lease's container joins it instead of waiting for a network of its own. A network is used once: when its lease
+has ended, the process of the holder moves on to a new namespace, with a new interface and another address, and the old
+one ends with the last that is left in it. Where that cannot be, the holder is removed and another is made.
 
 Holders set out from the nest, a container with an empty network. A holder is kept only when it has left the nest, so a
 lease never comes to lie in a namespace that is the machine's or another lease's.
 """
 
+import os
+import signal
 import threading
 import time
 import uuid
@@ -16,6 +19,7 @@ from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from ipaddress import IPv4Interface, IPv4Network
+from pathlib import Path
 from typing import Protocol
 
 from nodes.agent import links
@@ -30,7 +34,7 @@ from nodes.agent.namespaces import network_of
 from nodes.agent.nest import Nest
 from nodes.agent.network import holder_interface, lease_resolvers
 
-LEAVE_NEST_S, POLL_S = 10.0, 0.002
+LEAVE_NEST_S, POLL_S = 10.0, 0.003
 CHECK_S = 5.0  # between two looks at every holder
 QUIET_S = 0.3  # no refill while launches follow one another so closely,
 PATIENCE_S = 2.0  # unless the pool has been short for so long
@@ -107,9 +111,10 @@ class HolderPool:
         return bool(self._size and self._network and not self._distrusted and self._nest.possible)
 
     @property
-    def ready(self) -> int:
-        """How many wait to be taken."""
-        return len(self._ready)
+    def _enough(self) -> bool:
+        # Holders in use come back; half of the pool waits all the same, however many are in use.
+        ready = len(self._ready)
+        return ready + len(self._taken) >= self._size and ready >= (self._size + 1) // 2
 
     def start(self, kept: Container[str]) -> None:
         """See Holders; returns at once."""
@@ -143,13 +148,17 @@ class HolderPool:
     def release(self, name: str) -> None:
         """See Holders."""
         with self._lock:
-            holder = self._taken.get(name)
+            holder = self._taken.pop(name, None)
         holder = holder or self._book.read(name)
-        if holder:
+        if not holder:
+            return
+        renewed = self._renew(name, holder)
+        if not renewed:
             self._remove(holder.name)
-            self._book.remove(name)
+        self._book.remove(name)
+        if renewed:
             with self._lock:
-                self._taken.pop(name, None)
+                self._ready.append(renewed)
 
     def distrust(self, reason: str) -> None:
         """See Holders."""
@@ -187,7 +196,7 @@ class HolderPool:
 
     def _adopt_ready(self, name: str, holder: Holder | None) -> None:
         fits = holder and self._network and holder.address.ip in self._network
-        if holder and fits and self.usable and holder.works and self._nest.left_by(holder.pid):
+        if holder and fits and self.usable and holder.works and self._nest.is_elsewhere(holder.pid):
             with self._lock:
                 self._addresses[name] = holder.address
                 self._ready.append(holder)
@@ -205,10 +214,12 @@ class HolderPool:
         name = PREFIX + uuid.uuid4().hex[:12]
         address = self._reserve(name)
         try:
-            body = holder_body(self._nest.image(), self._node_id, self._nest.ensure(), str(address))
+            body = holder_body(self._nest.image(), self._node_id, self._nest.ensure())
             container = self._engine.create(name, body)
             self._engine.start(container)
-            pid = self._pid_outside_nest(container)
+            facts = self._engine.inspect(container)
+            pid = facts.pid if facts else 0
+            self._until_moved(pid, 0)
             holder = Holder(name, container, pid, network_of(pid), address)
             links.connect(pid, holder.interface, address)
         except BaseException:
@@ -216,6 +227,27 @@ class HolderPool:
             self._nest.forget()
             raise
         return holder
+
+    def _renew(self, name: str, holder: Holder) -> Holder | None:
+        """The holder of a lease that has ended, moved on to a network that nobody had; None where it must be removed.
+
+        Only once the lease's container is gone: one that still starts would follow into the new network.
+        """
+        if not (self.usable and self._adopted and holder.lives and len(self._ready) < self._size):
+            return None
+        try:
+            if self._engine.inspect(name):
+                return None
+            links.disconnect(holder.interface)
+            address = self._reserve(holder.name)
+            os.kill(holder.pid, signal.SIGHUP)
+            self._until_moved(holder.pid, holder.network)
+            renewed = replace(holder, network=network_of(holder.pid), address=address, files=Path())
+            links.connect(holder.pid, holder.interface, address)
+        except (AgentError, EngineError, OSError) as error:
+            logger.warning("network holder %s is not used again: %s", holder.name, error)
+            return None
+        return renewed if renewed.works else None
 
     def _reserve(self, name: str) -> IPv4Interface:
         assert self._network is not None  # noqa: S101  # `usable` was asked
@@ -230,16 +262,14 @@ class HolderPool:
                     return address
         raise AgentError(f"every address of {self._network} is in use by a holder")
 
-    def _pid_outside_nest(self, container: str) -> int:
-        facts = self._engine.inspect(container)
+    def _until_moved(self, pid: int, old: int) -> None:
+        """Wait until a holder's process lives in a namespace that is new: not `old`, the nest's or the machine's."""
         give_up = now() + LEAVE_NEST_S
-        while facts and facts.pid and now() < give_up:
-            if self._nest.left_by(facts.pid):
-                return facts.pid
-            if not network_of(facts.pid):
-                break
+        while (found := network_of(pid)) and now() < give_up:
+            if found != old and self._nest.is_elsewhere(pid):
+                return
             time.sleep(POLL_S)
-        raise AgentError("a network holder did not come up")
+        raise AgentError("a network holder did not come to a network of its own")
 
     def _remove(self, holder: str) -> None:
         self._engine.remove(holder)
@@ -307,7 +337,7 @@ class HolderPool:
         if not self._adopted:
             self._adopt()
         self._look()
-        if not self.usable or len(self._ready) >= self._size:
+        if not self.usable or self._enough:
             self._short_since = None
             return CHECK_S
         self._short_since = self._short_since or now()

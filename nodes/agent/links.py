@@ -10,6 +10,7 @@ import socket
 import struct
 from ipaddress import IPv4Interface, IPv4Network
 from pathlib import Path
+from typing import Any
 
 from nodes.agent import netlink
 from nodes.agent.failures import AgentError
@@ -17,12 +18,13 @@ from nodes.agent.namespaces import inside
 from nodes.agent.network import HOLDER_PREFIX
 
 INSIDE = "eth0"
+PREFIX_LENGTH = 30
 LARGEST_MTU = 1500
 LARGEST_PREFIX = 24  # 64 holders, some of them waiting
 # Looked at in this order; the first that no route of this machine overlaps is used. All lie in ranges that leases
 # cannot reach.
 RANGES = tuple(IPv4Network(net) for net in ("10.231.0.0/16", "172.29.0.0/16", "192.168.128.0/17", "100.127.0.0/16"))
-SIOCGIFFLAGS, SIOCGIFMTU = 0x8913, 0x8921
+SIOCGIFFLAGS, SIOCGIFADDR, SIOCGIFMTU = 0x8913, 0x8915, 0x8921
 
 # Without them a root process in a lease could not listen on port 80 or ping: the engine sets both for its own networks.
 SYSCTLS_INSIDE = (
@@ -64,6 +66,15 @@ def disconnect(interface: str) -> None:
     netlink.delete(interface)
 
 
+def address_of(pid: int) -> IPv4Interface | None:
+    """The address of eth0 in the namespace of a process; None when it has none."""
+    try:
+        packed = inside(pid, "net", lambda: _ask_interface(SIOCGIFADDR, INSIDE, "4x4s"))
+    except OSError:
+        return None
+    return IPv4Interface((packed, PREFIX_LENGTH))
+
+
 def is_connected(interface: str) -> bool:
     """Whether the node's end is there and was brought up."""
     try:
@@ -103,7 +114,8 @@ def default_mtu() -> int:
     """The MTU of the way out, where that is smaller than usual, as in many clouds."""
     for interface, network in _routes():
         if not network.prefixlen:
-            return min(LARGEST_MTU, _ask_interface(SIOCGIFMTU, interface, "i"))
+            mtu: int = _ask_interface(SIOCGIFMTU, interface, "i")
+            return min(LARGEST_MTU, mtu)
     return LARGEST_MTU
 
 
@@ -139,8 +151,7 @@ def _routes() -> list[tuple[str, IPv4Network]]:
     return found
 
 
-def _ask_interface(request: int, interface: str, form: str) -> int:
+def _ask_interface(request: int, interface: str, form: str) -> Any:  # what `form` says
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         answer = fcntl.ioctl(any_socket, request, struct.pack("16s16x", interface.encode()))
-    value: int = struct.unpack_from(f"={form}", answer, 16)[0]
-    return value
+    return struct.unpack_from(f"={form}", answer, 16)[0]

@@ -54,13 +54,3 @@ def network_of(pid: int | Literal["self"]) -> int:
         return Path(f"/proc/{pid}/ns/net").stat().st_ino
     except OSError:
         return 0
-
-
-def has_capabilities(pid: int) -> bool:
-    """Whether a process still has any effective or permitted capability; True when it is gone."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return True
-    values = [int(line.split()[1], 16) for line in lines if line.startswith(("CapEff:", "CapPrm:"))]
-    return any(values)

@@ -7,7 +7,7 @@ from nodes.agent.engine import Engine
 from nodes.agent.failures import EngineError
 from nodes.agent.holderbox import IMAGE, image_archive, image_tag, nest_body
 from nodes.agent.log import logger
-from nodes.agent.namespaces import has_capabilities, network_of
+from nodes.agent.namespaces import network_of
 
 PREFIX = "lessor-nest-"
 HOLDER_PROGRAM = Path("host") / "holder"  # in the bundle
@@ -73,10 +73,6 @@ class Nest:
     def is_elsewhere(self, pid: int) -> bool:
         """Whether a process lives in a network namespace that is neither the nest's nor the machine's."""
         return network_of(pid) not in {0, self._network, network_of("self")}
-
-    def left_by(self, pid: int) -> bool:
-        """Whether a holder's process is in a namespace of its own and can do nothing more there."""
-        return self.is_elsewhere(pid) and not has_capabilities(pid)
 
     def _find(self) -> bool:
         facts = self._engine.inspect(PREFIX + self._node_id)
