@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 
+def board_gb(memory_bytes: int) -> int:
+    """Marketing gigabytes: what a board is sold as, for example 80 for 85,520,809,984 bytes."""
+    return round(memory_bytes / (1 << 30))
+
+
 class NodeQuerySet(models.QuerySet["Node"]):
     """Named questions about nodes."""
 
@@ -189,8 +194,8 @@ class Gpu(models.Model):
 
     @property
     def memory_gb(self) -> int:
-        """Marketing gigabytes: what the board is sold as, for example 80 for 85,520,809,984 bytes."""
-        return round(self.memory_bytes / (1 << 30))
+        """What the board is sold as."""
+        return board_gb(self.memory_bytes)
 
 
 class GpuSlot(models.Model):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db.models import Q
 from django.utils import timezone
+from django.utils.cache import get_conditional_response
 from drf_spectacular.utils import extend_schema
 from rest_framework import status
 from rest_framework.response import Response
@@ -19,7 +20,7 @@ from portal.models import Tenant
 from portal.pagination import Cursor
 from portal.permissions import PUBLIC
 from portal.services import current_tenant
-from rental import catalog, extend, receipts, requests, services
+from rental import catalog, extend, lease_tag, receipts, requests, services
 from rental.models import Lease, LeaseEvent
 from rental.serializers import (
     EventOut,
@@ -33,12 +34,13 @@ from rental.serializers import (
     QuoteIn,
     QuoteOut,
     ReceiptOut,
-    lease_rows,
+    lease_answers,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from django.http.response import HttpResponseBase
     from rest_framework.request import Request
 
     from rental.models import LeaseQuerySet
@@ -55,9 +57,9 @@ def tenant_of(request: Request) -> Tenant:
     return current_tenant(request)
 
 
-def one_lease(request: Request, lease_id: str) -> Lease:
+def one_lease(request: Request, lease_id: str, leases: LeaseQuerySet | None = None) -> Lease:
     """A lease the caller may see. NotFound for every other id, existing or not (case H03)."""
-    lease = leases_of(request).filter(pk=lease_id).first()
+    lease = (leases_of(request) if leases is None else leases).filter(pk=lease_id).first()
     if lease is None:
         raise NotFound("There is no such lease.")
     return lease
@@ -119,7 +121,7 @@ class Leases(APIView):
             rows = rows.filter(Q(name__icontains=words) | Q(pk=words))
         page = Cursor()
         found = page.paginate_queryset(rows, request, self)
-        return page.get_paginated_response(LeaseOut(lease_rows(found, timezone.now()), many=True).data)
+        return page.get_paginated_response(lease_answers(found, timezone.now()))
 
     @extend_schema(operation_id="create_lease", request=LeaseIn, responses={201: LeaseOut, 200: LeaseOut})
     def post(self, request: Request) -> Response:
@@ -148,9 +150,17 @@ class OneLease(APIView):
     scopes = {"GET": "leases:read"}
 
     @extend_schema(operation_id="get_lease", responses=LeaseOut)
-    def get(self, request: Request, lease_id: str) -> Response:
-        """One lease."""
-        return Response(shown(one_lease(request, lease_id)))
+    def get(self, request: Request, lease_id: str) -> HttpResponseBase:
+        """One lease. Its ETag changes with everything but the counters; with If-None-Match the answer may be 304."""
+        lease, now = one_lease(request, lease_id, lease_tag.with_last_event(leases_of(request))), timezone.now()
+        tag = lease_tag.of(lease, now)
+        answer = get_conditional_response(request._request, etag=tag) if tag else None  # noqa: SLF001  # DRF's way
+        if answer is None:
+            answer = Response(lease_answers([lease], now)[0])
+            if tag:
+                answer["ETag"] = tag
+        answer["Cache-Control"] = "private, no-cache"
+        return answer
 
 
 class StopLease(APIView):
@@ -221,8 +231,7 @@ class LeaseReceipt(APIView):
 
 def shown(lease: Lease) -> dict[str, Any]:
     """One lease as the API shows it."""
-    data: dict[str, Any] = LeaseOut(lease_rows([lease], timezone.now())[0]).data
-    return data
+    return lease_answers([lease], timezone.now())[0]
 
 
 def _note_tries(request: Request) -> None:

@@ -41,7 +41,7 @@ class Shown:
 
 def shown(lease: Lease, now: datetime) -> Shown | None:
     """The facts; None before the node's first sample. No query when ``activity`` was selected with the lease."""
-    row = activity.of(lease)
+    row = activity.of(lease) if lease.ready_at else None
     if row is None or lease.ready_at is None:
         return None
     window_s = lease.inactive_timeout_s

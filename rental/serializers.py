@@ -185,10 +185,19 @@ class LeaseRow:
 
 
 def lease_rows(leases: Sequence[Lease], now: datetime) -> list[LeaseRow]:
-    """Rows for leases with ``node`` selected: two queries for any number of them."""
+    """Rows for leases with ``node`` selected: two queries for any number of them, one while none was ready yet."""
     devices = device_uuids(leases)
-    used = metering.used(leases, now)
+    ready = [lease for lease in leases if lease.ready_at]  # nothing is charged before
+    used = metering.used(ready, now) if ready else {}
     return [LeaseRow(lease, devices.get(lease.pk, []), *used.get(lease.pk, (0, 0))) for lease in leases]
+
+
+def lease_answers(leases: Sequence[Lease], now: datetime) -> list[Facts]:
+    """Leases as the API shows them; two queries for any number of them.
+
+    One serializer serves every request, as it keeps nothing: making one copies its forty fields each time.
+    """
+    return [_LEASE.to_representation(row) for row in lease_rows(leases, now)]
 
 
 def ssh_facts(lease: Lease) -> Facts | None:
@@ -303,7 +312,7 @@ class LeaseOut(serializers.Serializer[Any]):
     def get_activity(self, row: LeaseRow) -> Facts | None:
         """What counted as use; null before the node's first sample."""
         use = idle_shown.shown(row.lease, timezone.now())
-        return None if use is None else dict(ActivityOut(use).data)
+        return None if use is None else dict(_ACTIVITY.to_representation(use))
 
     def get_cost_micros(self, row: LeaseRow) -> int:
         """So far, in whole µ, rounded up."""
@@ -313,6 +322,10 @@ class LeaseOut(serializers.Serializer[Any]):
     def get_ssh(self, row: LeaseRow) -> Facts | None:
         """How to get in; null before it has a node."""
         return ssh_facts(row.lease)
+
+
+_LEASE: Final = LeaseOut()
+_ACTIVITY: Final = ActivityOut()
 
 
 class EventOut(serializers.ModelSerializer[LeaseEvent]):
