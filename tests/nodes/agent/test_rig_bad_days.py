@@ -27,7 +27,7 @@ WHEN = ("before", "after")
 
 
 def mostly_long(chosen: str, *others: str) -> list[Any]:
-    """Parameters of which only the first belongs to every run."""
+    """Parameters of which only the first belongs to every run; test_agent_restart.py tries all without an engine."""
     return [chosen, *(pytest.param(other, marks=pytest.mark.long) for other in others)]
 
 
@@ -196,6 +196,7 @@ def test_an_engine_that_dies_under_a_lease_ends_it_cleanly(node: RigNode) -> Non
     assert node.portal.events(node.lease_id)[-3:] == ["exited", "stopped", "cleaned"]
 
 
+@pytest.mark.long
 def test_an_engine_that_dies_during_a_stop_does_not_end_it_early(node: RigNode) -> None:  # case C09
     order(node)
     ready(node)
@@ -213,6 +214,7 @@ def test_an_engine_that_dies_during_a_stop_does_not_end_it_early(node: RigNode) 
 # The rest of a bad day --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_wrong_clock_neither_ends_a_lease_nor_keeps_it(node: RigNode) -> None:  # case B07
     node.end("agent")
     node.start_agent(year="1970")
@@ -233,6 +235,27 @@ def test_a_wrong_clock_neither_ends_a_lease_nor_keeps_it(node: RigNode) -> None:
     assert node.portal.events(node.lease_id)[-3:] == ["deadline", "stopped", "cleaned"]
     node.end("agent")
     node.start_agent()
+
+
+def test_a_card_with_a_hardware_xid_is_out_until_it_was_mended_and_its_neighbours_go_on(node: RigNode) -> None:
+    # case G04
+    order(node)
+    ready(node)
+    broken = node.engine.fleet.uuids[3]
+
+    def out() -> dict[str, str]:
+        gpus = node.portal.heartbeats[-1]["gpus"]
+        return {gpu["uuid"]: gpu["fault"] for gpu in gpus if not gpu["healthy"]}
+
+    node.engine.fleet.xid(node.engine.fleet.uuids[0], 31)  # an application's own fault
+    node.engine.fleet.xid(broken, 79)
+    node.portal.wait_for(lambda: bool(out()), "the fault in a heartbeat")
+    assert list(out()) == [broken]
+    assert out()[broken].startswith("Xid 79: ")
+    assert node.portal.events(node.lease_id) == ["starting", "started", "ready"]
+    assert "leased again" in node.agent("gpu-mended", broken)
+    node.portal.wait_for(lambda: not out(), "a heartbeat without the fault")
+    release(node)
 
 
 BUSYBOX = "/.lease/bin/busybox"

@@ -156,11 +156,11 @@ def test_a_pull_from_a_registry_that_hangs_is_given_up_at_once(
 def test_a_slow_pull_may_take_longer_than_any_limit_as_long_as_something_comes(
     docker: DockerEngine, registry: StubRegistry, root: bytes
 ) -> None:  # case C03
-    image = Image(registry, root, padding=800_000)
-    image.repository.bytes_per_s = 200_000  # four seconds and more
+    image = Image(registry, root, padding=600_000)
+    image.repository.bytes_per_s = 200_000  # three seconds and more
     told: list[str] = []
     docker.pull(f"{image.name}:1", told.append, Cut())
-    in_bytes = [words for words in told if words.startswith("pulling") and words.endswith("of 0.8 MB")]
+    in_bytes = [words for words in told if words.startswith("pulling") and words.endswith("of 0.6 MB")]
     assert len(set(in_bytes)) > 3
     assert docker.local_image(f"{image.name}:1")
 
