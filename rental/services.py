@@ -119,6 +119,16 @@ def keep_lease(*, lease: Lease, actor: Actor) -> Lease:
 
 
 @transaction.atomic
+def end_if_due(*, lease_id: str, actor: Actor) -> Lease | None:
+    """As end_at_deadline, unless somebody has the lease in hand now: sweeps beside each other share the work.
+
+    None then; the next sweep looks again.
+    """
+    free = Lease.objects.select_for_update(of=("self",), skip_locked=True).filter(pk=lease_id)
+    return end_at_deadline(lease_id=lease_id, actor=actor) if free else None
+
+
+@transaction.atomic
 def end_at_deadline(*, lease_id: str, actor: Actor) -> Lease:
     """The maximum duration, or what the spend cap pays for, is over; not if it was extended a moment ago."""
     lease = Lease.objects.select_for_update(of=("self",)).select_related("tenant").get(pk=lease_id)

@@ -40,7 +40,7 @@ REWAKE_AFTER_S = 5
 def sweep_deadlines() -> None:
     """Running leases past their deadline -> stopping (``max_duration``, or ``funds`` when the spend cap set it)."""
     due = Lease.objects.past_deadline(timezone.now())
-    _each("deadlines", due, lambda lease_id, actor: services.end_at_deadline(lease_id=lease_id, actor=actor))
+    _each("deadlines", due, lambda lease_id, actor: services.end_if_due(lease_id=lease_id, actor=actor))
 
 
 @shared_task

@@ -18,7 +18,7 @@ from portal.errors import NotAllowed
 from portal.models import Tenant, User
 from portal.signals import tenant_suspended
 from rental import desired, notices, receipts, services, tasks
-from rental.models import Lease, device_uuids
+from rental.models import Lease, LeaseNotice, device_uuids
 from rental.states import EndReason, State
 from tests import make
 from tests.rental.factories import a_quote, order, report, running
@@ -93,7 +93,7 @@ def test_a_gpu_that_fails_ends_its_lease_alone_and_what_came_after_it_was_well_i
     assert bill.ticks == bill.ledger_ticks == 60 * RATE
     assert receipts.receipt(Lease.objects.get(pk=starting.pk)).ticks == 0
     assert Hold.objects.open().get().lease_id == other.pk
-    for notice in notices.LeaseNotice.objects.all():
+    for notice in LeaseNotice.objects.all():
         notices.mail(notice_id=str(notice.pk))
     assert [mail.subject for mail in mailoutbox] == [f"{lost.pk} ended: a GPU has failed"]
     clock.shift(1)

@@ -23,7 +23,7 @@ from portal.actor import Actor
 from portal.errors import DomainError
 from portal.models import Tenant, User
 from rental import extend, lifecycle, reports, services, tasks
-from rental.models import Allocation, Lease, LeaseEvent, UsageSegment
+from rental.models import Allocation, Lease, LeaseEvent, UsageGap, UsageSegment
 from rental.states import LIVE, State
 from tests import make
 from tests.rental.factories import a_quote, good_evidence, order, report, running
@@ -298,6 +298,7 @@ def test_ssh_gaps_silence_and_a_stop_at_once_leave_one_account_of_the_time() -> 
             partial(services.stop_lease, lease=lease, actor=Actor.of_user(user)),
         )
         assert report(lease, "cleaned")["state"] == State.ENDED
-        parts = sorted([*lease.segments.all(), *lease.gaps.all()], key=lambda part: (part.start, part.end))
+        stretches: list[UsageSegment | UsageGap] = [*lease.segments.all(), *lease.gaps.all()]
+        parts = sorted(stretches, key=lambda part: (part.start, part.end or part.start))
         assert all(before.end == after.start for before, after in pairwise(parts))
     assert_books_and_slots_agree()

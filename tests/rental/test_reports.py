@@ -35,6 +35,8 @@ AFTER: dict[str, list[str]] = {
     "failed":          [f"stopping {NO_LAUNCH}", f"stopping {NO_LAUNCH}", "stopping released",     "stopping", *OVER],
     "exited":          [f"stopping {NO_LAUNCH}", f"stopping {NO_LAUNCH}", "stopping released",     "stopping", *OVER],
     "deadline":        ["assigned",             "starting",              "stopping max_duration", "stopping", *OVER],
+    "ssh_down":        ["assigned",             "starting",              "running",               "stopping", *OVER],
+    "ssh_up":          ["assigned",             "starting",              "running",               "stopping", *OVER],
     "stopped":         [f"stopping {NO_LAUNCH}", f"stopping {NO_LAUNCH}", "stopping node_lost",    "stopping", *OVER],
     "cleaned":         [f"ended {NO_LAUNCH}",   f"ended {NO_LAUNCH}",    "ended node_lost",       "ended",    *OVER],
     "cleaning_failed": [f"ended {NO_LAUNCH}",   f"ended {NO_LAUNCH}",    "ended node_lost",       "ended",    *OVER],
@@ -239,6 +241,8 @@ def test_the_whole_conversation_over_http(renter: User, tenant: Tenant, node: No
     agent = Agent(node)
     lease = order(renter, tenant, gpu_count=2)
     (word,) = agent.get("desired").json()["leases"]
+    assert word.pop("notices") == []
+    assert len(word.pop("ssh_ca")) == 1
     assert word == {
         "id": lease.pk, "generation": 1, "want": "run", "stop_reason": "",
         "devices": good_evidence(lease)["devices_seen"],
