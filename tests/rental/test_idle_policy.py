@@ -151,6 +151,14 @@ def test_silence_of_the_node_never_releases() -> None:
     assert (run.released, verdict.state, verdict.release_at) == (None, Reading.UNKNOWN, None)
 
 
+def test_the_last_seconds_of_a_window_must_be_covered_by_a_sample_too() -> None:
+    run = Run()
+    run.until(1185)
+    for second in (1200, 1215, 1224):  # its state is still known, the rest of the window is not
+        assert run.sweep(second).state == Reading.IDLE
+    assert run.released is None
+
+
 def test_a_stretch_that_no_sample_covers_is_use_until_its_end() -> None:  # case D01
     run = Run()
     run.until(1110)
