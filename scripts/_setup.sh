@@ -69,7 +69,6 @@ docker.io dockerd           the engines of the rig
 postgresql /usr/lib/postgresql/*/bin/initdb   the production database
 chromium chromium           browser tests
 procps ps                   tests look for processes left behind
-libfaketime /usr/lib/*/faketime/libfaketime.so.1   nodes whose clock is wrong
 "
 
 _setup_missing() {

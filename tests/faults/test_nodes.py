@@ -39,7 +39,7 @@ def press(operator: Renter, node: StackNode, button: str) -> None:
 
 
 @pytest.fixture
-def undrained(fleet: Stack, operator: Renter) -> Iterator[None]:
+def undrained(fleet: Stack, operator: Renter, rent: Rent) -> Iterator[None]:  # ends before `rent` does
     """Whatever the test does, the node sells again afterwards."""
     yield
     if fleet.query("select 1 from nodes_node where id = ? and draining_since is not null", fleet.node.node_id):
@@ -128,12 +128,12 @@ def _leases_of(fleet: Stack, node: StackNode) -> list[str]:
     return [row[0] for row in fleet.query("select id from rental_lease where node_id = ?", node.node_id)]
 
 
-@pytest.mark.parametrize("shift", ["-10m", "+10m", "-50y", "+70y"])
+@pytest.mark.parametrize("year", ["1970", "2100"])
 def test_a_node_with_a_wrong_clock_sells_runs_and_is_charged_like_any_other(
-    fleet: Stack, desk: Desk, rent: Rent, renter: Renter, shift: str
+    fleet: Stack, desk: Desk, rent: Rent, renter: Renter, year: str
 ) -> None:  # case B07
     fleet.node.stop_agent()
-    fleet.node.start_agent(clock=shift)
+    fleet.node.start_agent(year=year)
     try:
         fleet.wait("the node to sell", lambda: fleet.free(H100) == 2)
         guest = rent()
