@@ -93,7 +93,7 @@ def test_a_stolen_credential_is_worth_nothing_within_seconds_and_the_name_begins
 ) -> None:
     node = fleet.nodes[1]
     guest = rent(gpu_model=A100)
-    secrets = json.loads((node.state / "agent.json").read_text())
+    secrets = json.loads((node.state / "agent.json").read_text())["identity"]
     old_id, containers = node.node_id, node.containers()
     press(operator, node, "revoke")
 
