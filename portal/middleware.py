@@ -10,6 +10,7 @@ from django.contrib import messages
 from django.http import Http404, HttpResponseRedirect, JsonResponse
 from django.shortcuts import render
 from django.utils import timezone
+from django.utils.http import url_has_allowed_host_and_scheme
 from django.utils.translation import gettext as _
 
 from portal import problems
@@ -93,7 +94,9 @@ def _without_token(request: HttpRequest) -> HttpResponse:
     messages.error(
         request, _("An API token stood in the address. It was not used. Revoke it: others may have seen it.")
     )
-    return HttpResponseRedirect(request.path)
+    # A path may begin with two slashes, which would name another host.
+    here = request.path if url_has_allowed_host_and_scheme(request.path, allowed_hosts=None) else "/"
+    return HttpResponseRedirect(here)
 
 
 def known_zone(name: str) -> ZoneInfo | None:

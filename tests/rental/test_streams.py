@@ -14,7 +14,7 @@ from django.test import AsyncClient, Client
 from django.urls import reverse
 
 from nodes import broker
-from portal import deletion
+from portal import deletion, members
 from portal.actor import Actor
 from portal.models import Membership
 from portal.sessions import end_sessions
@@ -173,6 +173,23 @@ async def test_a_stream_ends_with_the_right_to_look(user: User, lease: Lease, fa
         if fate == "sign-out":
             await client.alogout()
         await sync_to_async(happen)()
+        while (event := await events.next()) is not None:
+            assert event == "event: tick\ndata:\n\n"
+
+
+@pytest.mark.parametrize("page", ["lease", "home"])
+async def test_who_is_removed_from_the_tenant_stops_seeing_at_once(
+    user: User, stranger: User, page: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "CHECK_S", 3600)  # so it is the removal that ends it, and no look at the clock
+    people: dict[User, str] = {stranger: "owner", user: "member"}
+    tenant = await sync_to_async(make.make_tenant)(members=people)
+    lease = await sync_to_async(make.make_lease)(tenant)
+    client = await browser(user)
+    await client.post(reverse("tenant-switch"), {"tenant": tenant.pk})
+    async with listening(client, lease_stream(lease) if page == "lease" else reverse("stream-home")) as events:
+        await events.next()
+        await sync_to_async(members.remove)(tenant=tenant, user_id=user.pk, actor=Actor.of_user(stranger))
         while (event := await events.next()) is not None:
             assert event == "event: tick\ndata:\n\n"
 
