@@ -1,6 +1,7 @@
 """Pulls by a real engine from a registry that refuses, hangs, breaks off and is slow."""
 
 import itertools
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -160,8 +161,8 @@ def test_a_slow_pull_may_take_longer_than_any_limit_as_long_as_something_comes(
     image.repository.bytes_per_s = 200_000  # three seconds and more
     told: list[str] = []
     docker.pull(f"{image.name}:1", told.append, Cut())
-    in_bytes = [words for words in told if words.startswith("pulling") and words.endswith("of 0.6 MB")]
-    assert len(set(in_bytes)) > 3
+    in_bytes = {words for words in told if re.fullmatch(r"pulling [\d.]+ of [\d.]+ MB", words)}
+    assert len(in_bytes) > 3
     assert docker.local_image(f"{image.name}:1")
 
 
