@@ -12,9 +12,11 @@ from rest_framework.permissions import BasePermission
 
 from portal.errors import NotAllowed
 from portal.models import ROLES_THAT_LEASE, ApiToken, User
-from portal.services import current_tenant, require_role
+from portal.services import ROLE_REFUSED, current_tenant, require_role
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rest_framework.request import Request
     from rest_framework.views import APIView
 
@@ -41,8 +43,16 @@ class HasScope(BasePermission):
             sentence = f"This token lacks the scope {scope}."
             raise NotAllowed(sentence, code="scope_missing", extra={"scope": scope})
         if scope in ROLES_FOR:
-            require_role(user=user, tenant=current_tenant(request), roles=ROLES_FOR[scope])
+            _check_role(request, user, ROLES_FOR[scope])
         return True
+
+
+def _check_role(request: Request, user: User, roles: Sequence[str]) -> None:
+    role = getattr(request.auth, "role", None)  # was read together with the token
+    if role is None:
+        require_role(user=user, tenant=current_tenant(request), roles=roles)
+    elif role not in roles:
+        raise NotAllowed(ROLE_REFUSED)
 
 
 def needed(view: APIView, method: str) -> str:

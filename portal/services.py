@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from portal.actor import Actor
 
+ROLE_REFUSED: Final = "Your role in this tenant does not allow this."
 CHOSEN: Final = "tenant"  # the session's key for the tenant it works for
 
 
@@ -111,4 +112,4 @@ def choose_tenant(request: HttpRequest, tenant_id: str) -> Tenant:
 def require_role(*, user: User, tenant: Tenant, roles: Sequence[str]) -> None:
     """Refuse a member whose role does not allow this."""
     if not Membership.objects.filter(user=user, tenant=tenant, role__in=roles).exists():
-        raise NotAllowed("Your role in this tenant does not allow this.")
+        raise NotAllowed(ROLE_REFUSED)

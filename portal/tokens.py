@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from django.db import transaction
+from django.db.models import F
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
@@ -71,10 +72,14 @@ def looks_right(secret: str) -> bool:
 
 
 def find(secret: str) -> ApiToken | None:
-    """The usable token with this secret, its user and tenant loaded (one query; none for a malformed secret)."""
+    """The usable token with this secret, its user, tenant and ``role`` loaded (one query; none for a malformed secret).
+
+    ``role`` is the user's in the tenant, from the membership that usable() asks for.
+    """
     if not looks_right(secret):
         return None
-    return ApiToken.objects.usable().select_related("user", "tenant").filter(digest=digest(secret)).first()
+    found = ApiToken.objects.usable().filter(digest=digest(secret)).annotate(role=F("tenant__memberships__role"))
+    return found.select_related("user", "tenant").first()
 
 
 @transaction.atomic

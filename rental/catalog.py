@@ -64,6 +64,20 @@ class Offer:
     reasons: tuple[placement.Reason, ...] = ()
 
 
+@dataclass(frozen=True)
+class Market:
+    """The fleet and the current prices at one moment; what offers are made of."""
+
+    gpus: list[fleet.FleetGpu]
+    prices: dict[str, dict[str, PriceQuote]]
+
+
+def market(*, gpu_model: str | None = None, currency: str | None = None, now: datetime | None = None) -> Market:
+    """Read it, of one model if named. Two queries at any fleet size."""
+    gpus = fleet.read(now=now or timezone.now(), gpu_model=gpu_model)
+    return Market(gpus, current_prices(gpu_models={gpu.model for gpu in gpus}, currency=currency))
+
+
 @cache
 def _known_models() -> dict[str, ModelFacts]:
     known: dict[str, dict[str, Any]] = json.loads(FACTS_FILE.read_text(encoding="utf-8"))
@@ -92,18 +106,20 @@ def offers(
     only_free: bool = False,
     currency: str | None = None,
     now: datetime | None = None,
+    on: Market | None = None,
 ) -> list[Offer]:
-    """Offers that fit the filters, cheapest on-demand first, those without a price last. Two queries at any fleet size.
+    """Offers that fit the filters, cheapest on-demand first, those without a price last. Two queries, none with ``on``.
 
     ``gpu_memory_gb`` and ``cuda_min`` are least values, ``max_price_micros_per_hour`` is per GPU under ``plan`` (on
     demand when none is given), ``only_free`` keeps what has ``gpu_count`` GPUs free on one node now.
     """
+    on = on or market(gpu_model=gpu_model, currency=currency, now=now)
     groups: dict[str, list[fleet.FleetGpu]] = {}
-    for gpu in fleet.read(now=now or timezone.now(), gpu_model=gpu_model):
-        if fleet.admits(gpu, gpu_memory_gb=gpu_memory_gb, cuda_min=cuda_min):
+    for gpu in on.gpus:
+        right = gpu_model is None or gpu.model == gpu_model
+        if right and fleet.admits(gpu, gpu_memory_gb=gpu_memory_gb, cuda_min=cuda_min):
             groups.setdefault(gpu.model, []).append(gpu)
-    prices = current_prices(gpu_models=list(groups), currency=currency)
-    found = [_offer(model, gpus, prices.get(model, {}), gpu_count) for model, gpus in groups.items()]
+    found = [_offer(model, gpus, on.prices.get(model, {}), gpu_count) for model, gpus in groups.items()]
     wanted_plan = plan or Plan.ON_DEMAND.value
     kept = [
         offer

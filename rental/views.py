@@ -45,8 +45,8 @@ def catalog_facts(request: HttpRequest) -> dict[str, Any]:
     """The offers a visitor asked for, and what the filters can be set to."""
     form = OffersForm(request.GET)
     filters = form.filters()
-    every = catalog.offers()
-    shown = catalog.offers(**filters)
+    market = catalog.market()
+    every, shown = catalog.offers(on=market), catalog.offers(**filters, on=market)
     most = max((offer.max_gpu_count for offer in every), default=1)
     return {
         "rows": [(offer, words.reasons(offer.reasons)) for offer in shown],

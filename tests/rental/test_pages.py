@@ -90,7 +90,7 @@ def test_the_catalog_costs_the_same_queries_for_any_fleet(
 ) -> None:
     for _number in range(3):
         make.make_node(gpus=4)
-    with django_assert_num_queries(4):
+    with django_assert_num_queries(2):
         Client().get("/")
 
 
