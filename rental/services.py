@@ -124,8 +124,10 @@ def end_if_due(*, lease_id: str, actor: Actor) -> Lease | None:
 
     None then; the next sweep looks again.
     """
-    free = Lease.objects.select_for_update(of=("self",), skip_locked=True).filter(pk=lease_id)
-    return end_at_deadline(lease_id=lease_id, actor=actor) if free else None
+    mine = Lease.objects.select_for_update(of=("self",), skip_locked=True).filter(pk=lease_id).order_by()
+    if not mine.values_list("pk", flat=True):
+        return None
+    return end_at_deadline(lease_id=lease_id, actor=actor)
 
 
 @transaction.atomic
