@@ -210,10 +210,10 @@ def test_a_lease_page_costs_the_same_queries_whatever_happened(
     page: Client, renter: User, tenant: Tenant, node: Node, django_assert_num_queries: DjangoAssertNumQueries
 ) -> None:
     lease = running(renter, tenant, gpu_count=4)
-    with django_assert_num_queries(12):
+    with django_assert_num_queries(13):
         lease_page(page, lease)
     bare = make.make_lease(tenant)
-    with django_assert_num_queries(12):
+    with django_assert_num_queries(13):
         lease_page(page, bare)
 
 
