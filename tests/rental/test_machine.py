@@ -206,11 +206,11 @@ def run(monkeypatch: pytest.MonkeyPatch, examples: int, steps: int) -> None:
     )
 
 
-def test_no_sequence_of_events_loses_a_device_or_a_tick(monkeypatch: pytest.MonkeyPatch) -> None:  # cases B01, F09
+def test_no_sequence_of_events_loses_a_device_or_a_tick(monkeypatch: pytest.MonkeyPatch) -> None:  # case B01, case F09
     run(monkeypatch, 8, 20)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_no_long_sequence_of_events_loses_a_device_or_a_tick(monkeypatch: pytest.MonkeyPatch) -> None:  # cases B01, F09
+def test_no_long_sequence_of_events_loses_a_device_or_a_tick(monkeypatch: pytest.MonkeyPatch) -> None:  # case B01, case F09
     run(monkeypatch, 250, 50)
