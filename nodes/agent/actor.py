@@ -397,6 +397,8 @@ class Actor:
 
     def _answered(self, answer: ReportAnswer | None) -> None:
         record = self._record
+        if record and record.unsaid and record.phase == "running":
+            self._bell.set()  # it was said: the actor writes that down
         ending = record is None or record.phase not in {*BEFORE_READY, "running"}
         if not ending and (answer is None or answer.want != "run"):
             self._wake(self.lease_id)

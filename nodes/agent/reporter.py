@@ -6,6 +6,7 @@ An actor never waits for the portal to go on with a launch or a stop.
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from nodes.agent.log import logger
 from nodes.agent.portal import (
@@ -64,26 +65,27 @@ class Reporter:
                 if self._closed:
                     return
                 report = self._queue[0]
-            if self._deliver(report):
+            if answered := self._deliver(report):
                 delay = FIRST_RETRY_S
                 with self._changed:
                     self._queue.popleft()
                     self._changed.notify_all()
+                answered()  # afterwards: who hears of it finds the report gone from here
             else:
                 with self._changed:
                     self._changed.wait_for(lambda: self._closed, timeout=delay)
                 delay = min(delay * 2, LONGEST_RETRY_S)
 
-    def _deliver(self, report: Report) -> bool:
+    def _deliver(self, report: Report) -> Callable[[], None] | None:
+        """What to do once the report is out of the queue; None when it must be sent again."""
         try:
             answer: ReportAnswer | None = self._portal.report(report)
         except PortalUnavailableError as error:
             logger.warning("report %s of %s waits: %s", report.event, report.lease_id, error)
-            return False
+            return None
         except RevokedError:
-            return True  # nobody listens any more; the silence rule ends the lease
+            return lambda: None  # nobody listens any more; the silence rule ends the lease
         except PortalRefusedError as error:
             logger.warning("report %s of %s was refused: %s", report.event, report.lease_id, error)
             answer = None
-        self._on_answer(answer)
-        return True
+        return partial(self._on_answer, answer)

@@ -148,7 +148,9 @@ def test_a_restarted_agent_takes_a_running_lease_over_without_touching_it(node: 
     )
     assert node.inspect(node.container)["State"] == before
     assert node.ssh(node.lease_id, "echo back").stdout == "back\n"
-    assert node.portal.events(node.lease_id).count("ready") == 1
+    # Told once more when the agent died before it knew that the portal had heard it; the portal takes it as heard.
+    assert node.portal.events(node.lease_id)[:3] == ["starting", "started", "ready"]
+    assert set(node.portal.events(node.lease_id)[3:]) <= {"ready"}
     release(node)
 
 
