@@ -105,7 +105,7 @@ def gpu_name(lease: Lease) -> str:
 
 
 def facts(lease: Lease, user: User) -> dict[str, Any]:
-    """The context of the lease page. Seven queries, and those of its activity."""
+    """The context of the lease page. Nine queries, and those of its activity."""
     now = timezone.now()
     bill = receipts.receipt(lease, now)
     running = lease.state == State.RUNNING

@@ -146,6 +146,9 @@ def test_silence_takes_over_from_ssh_down_and_nothing_is_counted_twice(
     heartbeat(lease)
     vouch(lease, clock, 30)
     assert lines(lease) == [("", 40), ("ssh_down", 120), ("node_silent", 3600), ("ssh_down", 30)]
+    rows = list(lease.gaps.values_list("reason", "end"))
+    assert [reason for reason, _ in rows] == ["ssh_down", "node_silent", "ssh_down"]
+    assert [end is None for _, end in rows] == [False, False, True]
     report(lease, "ssh_up")
     vouch(lease, clock, 60)
     clock.shift(600)
