@@ -145,6 +145,7 @@ def test_what_happened_comes_to_the_portal_once_also_over_a_restart_of_the_agent
     stack.wait("the session", sessions)
     stack.node.kill_agent()
     stack.node.start_agent()
+    stack.wait("a login by the new agent", lambda: guest.run("true").returncode == 0)
     assert guest.run("/.lease/bin/busybox wc -c", text="x" * 12345).stdout == "12345\n"
     stack.wait("both sessions", lambda: len(sessions()) > 1)
 
