@@ -31,7 +31,6 @@ class MonthCapReached(DomainError):
     code = "month_cap_reached"
 
 
-@transaction.atomic
 def account_for(tenant: Tenant, currency: str | None = None) -> Account:
     """The tenant's account in this currency (the site's when none is given), made when first asked for."""
     code = currency or settings.CURRENCY
@@ -78,7 +77,6 @@ def _move_balance(account: Account, ticks: int) -> None:
         raise InvalidInput.field("amount", f"No account holds more than {money.MAX_UNITS} {account.currency}.")
 
 
-@transaction.atomic
 def place_hold(*, tenant: Tenant, currency: str, lease_id: str, ticks: int) -> Hold:
     """Set ``ticks`` aside for a lease, if balance less holds covers them; else InsufficientFunds (402).
 
@@ -87,17 +85,21 @@ def place_hold(*, tenant: Tenant, currency: str, lease_id: str, ticks: int) -> H
     """
     _check_hold(ticks)
     account = account_for(tenant, currency)
+    try:
+        with transaction.atomic():  # what is held goes back with a refusal
+            return _held(account, lease_id, ticks)
+    except IntegrityError as error:
+        raise DomainError(f"{lease_id} already has money set aside.", code="hold_conflict") from error
+
+
+def _held(account: Account, lease_id: str, ticks: int) -> Hold:
     if not _raise_held(account.pk, ticks):
         account.refresh_from_db()
         raise _too_little(account, ticks)
     if account.month_cap_micros is not None:
         account.refresh_from_db()  # locked by the UPDATE above: no other order of this tenant is between
         _check_cap(account, ticks)
-    try:
-        with transaction.atomic():
-            return Hold.objects.create(account=account, lease_id=lease_id, ticks=ticks)
-    except IntegrityError as error:
-        raise DomainError(f"{lease_id} already has money set aside.", code="hold_conflict") from error
+    return Hold.objects.create(account=account, lease_id=lease_id, ticks=ticks)
 
 
 @transaction.atomic

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from django.conf import settings
 from django.db import transaction
+from django.db.models import Count, IntegerField, OuterRef, Subquery
 
 from nodes.models import Gpu, GpuSlot, Node
 from portal.errors import NoCapacity
@@ -23,6 +24,9 @@ TRIES: Final = 3
 WHOLE: Final = 1000
 LEAST_CPUS_MILLI: Final = 100
 LEAST_MEMORY_BYTES: Final = 256 << 20
+_PRESENT: Final = (
+    Gpu.objects.present().filter(node=OuterRef("pk")).order_by().values("node").annotate(n=Count("pk")).values("n")
+)
 
 
 class _FasterError(Exception):
@@ -59,8 +63,11 @@ def no_capacity(request: LeaseRequest, reasons: Sequence[placement.Reason]) -> N
 
 
 def share(node: Node, gpu_count: int) -> dict[str, Any]:
-    """CPU, memory and disk of a lease: the node's in proportion to its GPUs, less what the system keeps."""
-    total = max(gpu_count, Gpu.objects.present().filter(node=node).count())
+    """CPU, memory and disk of a lease: the node's in proportion to its GPUs, less what the system keeps.
+
+    ``node`` comes from take(), with the number of its GPUs.
+    """
+    total = max(gpu_count, node.present_gpus)  # type: ignore[attr-defined]  # annotated by take()
     cpus = max(0, node.cpu_cores * 1000 - settings.NODE_RESERVED_CPUS_MILLI)
     memory = max(0, node.memory_bytes - settings.NODE_RESERVED_MEMORY_BYTES)
     return {
@@ -79,7 +86,8 @@ def _take(lease: Lease, node_id: str, gpu_ids: Sequence[int], now: datetime) -> 
     if free.update(used_milli=WHOLE) != len(slots):
         raise _FasterError
     # Under the node's lock: a drain either sees this order committed or is seen by it (case G06).
-    node = Node.objects.selling(now).select_for_update(no_key=True).filter(pk=node_id).first()
+    selling = Node.objects.selling(now).annotate(present_gpus=Subquery(_PRESENT, output_field=IntegerField()))
+    node = selling.select_for_update(no_key=True).filter(pk=node_id).first()
     if node is None:
         raise _FasterError
     Allocation.objects.bulk_create(

@@ -38,11 +38,26 @@ WRITTEN = (
 )  # fmt: skip
 
 
-@transaction.atomic
-def begin(*, actor: Actor, data: dict[str, Any] | None = None, **facts: Any) -> Lease:
-    """A new lease in the first state, with the first line of its history. ``facts`` are what was ordered."""
-    lease = Lease.objects.create(state=State.REQUESTED, **facts)
-    _record(lease, "", code="requested", actor=actor, at=lease.requested_at, data=data)
+def begin(**facts: Any) -> Lease:
+    """A new lease in the first state; ``facts`` are what was ordered. The same transaction goes on to assign()."""
+    return Lease.objects.create(state=State.REQUESTED, **facts)
+
+
+@transaction.atomic(savepoint=False)
+def assign(*, lease: Lease, actor: Actor, **changes: Any) -> Lease:
+    """The step after begin(), in the same transaction, with the first two lines of history; ``changes`` as in move().
+
+    Nobody has seen the lease yet, and its row is this transaction's: it is not read and locked once more.
+    """
+    before, now = lease.state, timezone.now()
+    if State.ASSIGNED not in NEXT[before]:
+        raise IllegalTransition(f"{lease.pk}: {before} -> {State.ASSIGNED}", extra={"state": before})
+    ordered = _line(lease, "", code="requested", actor=actor, at=lease.requested_at)
+    _change(lease, changes)
+    lease.state = State.ASSIGNED
+    _enter(lease, lease.state, now)
+    lease.save(update_fields=[*changes, "state", "assigned_at"])
+    LeaseEvent.objects.bulk_create([ordered, _line(lease, before, code="assigned", actor=actor, at=now)])
     live.publish(lease)
     return lease
 
@@ -288,7 +303,11 @@ def _free(lease_id: str, now: datetime) -> int:
     return held.update(released_at=now)
 
 
-def _record(
+def _record(lease: Lease, before: str, **facts: Any) -> None:
+    _line(lease, before, **facts).save(force_insert=True)
+
+
+def _line(
     lease: Lease,
     before: str,
     *,
@@ -297,8 +316,8 @@ def _record(
     at: datetime,
     detail: str = "",
     data: dict[str, Any] | None = None,
-) -> None:
-    LeaseEvent.objects.create(
+) -> LeaseEvent:
+    return LeaseEvent(
         lease=lease,
         at=at,
         from_state=before,

@@ -15,7 +15,7 @@ from django.utils import timezone
 from billing.services import place_hold
 from nodes import broker
 from portal.actor import Actor
-from portal.errors import IllegalTransition, InvalidInput, NotAllowed
+from portal.errors import DomainError, IllegalTransition, InvalidInput, NotAllowed
 from portal.models import ROLES_THAT_LEASE, Membership, Tenant, User
 from portal.services import audit, require_role
 from rental import access, capacity, lifecycle, metering, notices, quotes
@@ -52,15 +52,14 @@ def request_lease(*, tenant: Tenant, actor: Actor, quote_token: str, name: str =
     A refusal leaves nothing behind: lease, capacity and money come together or not at all.
     """
     quote = quotes.read(quote_token, tenant=tenant)
-    ordered = _ordered(quote)
-    if ordered is not None:
-        return ordered, False
     now = timezone.now()
-    quotes.check_fresh(quote, now)
     try:
+        quotes.check_fresh(quote, now)
         return _order(tenant=tenant, actor=actor, quote=quote, name=_name(name or quote.request.name), now=now), True
-    except IntegrityError:
-        ordered = _ordered(quote)  # its twin committed first; anything else is a fault of ours
+    except (IntegrityError, DomainError):
+        # Most quotes are used once, so the key of the INSERT is asked and not the table before. What was ordered with
+        # this quote is returned whatever has changed since; a key that is broken otherwise is a fault of ours.
+        ordered = _ordered(quote)
         if ordered is None:
             raise
         return ordered, False
@@ -195,22 +194,13 @@ def _order(*, tenant: Tenant, actor: Actor, quote: Quote, name: str, now: dateti
     request = quote.request
     _check_keys(tenant, request.ssh_key_ids)
     # The row comes first: its unique quote_id makes a double click wait here instead of competing for capacity.
-    lease = lifecycle.begin(
-        actor=actor, tenant=tenant, created_by=user, name=name, requested_at=now, **_ordered_facts(quote)
-    )
+    lease = lifecycle.begin(tenant=tenant, created_by=user, name=name, requested_at=now, **_ordered_facts(quote))
     node = capacity.take(lease=lease, request=request, gpu_memory_gb=quote.gpu_memory_gb, now=now)
     place_hold(tenant=tenant, currency=quote.currency, lease_id=lease.pk, ticks=quote.hold_ticks)
-    lease = lifecycle.move(
-        lease_id=lease.pk,
-        to=State.ASSIGNED,
-        code="assigned",
-        actor=actor,
-        node=node,
-        generation=lease.generation + 1,
-        **capacity.share(node, request.gpu_count),
-    )
+    broker.wake(node_id=node.pk, lease_id=lease.pk)  # the first thing after the commit
+    generation, share = lease.generation + 1, capacity.share(node, request.gpu_count)
+    lifecycle.assign(lease=lease, actor=actor, node=node, generation=generation, **share)
     audit(actor=actor, action="lease.requested", obj=lease, tenant=tenant, data={"node": node.name, "quote": quote.id})
-    broker.wake(node_id=node.pk, lease_id=lease.pk)
     return lease
 
 
