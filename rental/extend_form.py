@@ -12,7 +12,7 @@ from django.utils.translation import gettext_lazy
 
 from billing import money
 from portal.forms import ServiceForm
-from rental.forms import FORM_NAMES, HOUR_S, hours_text
+from rental.forms import FORM_NAMES, HOUR_S, HoursField, hours_text
 
 if TYPE_CHECKING:
     from portal.errors import DomainError
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class ExtendForm(ServiceForm):
     """The limits of a lease as people type them: hours from ready, an amount of its currency."""
 
-    max_hours = forms.DecimalField(
+    max_hours = HoursField(
         label=gettext_lazy("End after"),
         min_value=Decimal("0.02"),
         max_value=Decimal(settings.MAX_DURATION_S) / HOUR_S,

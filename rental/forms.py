@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +53,17 @@ class OffersForm(forms.Form):
         return {"gpu_count": 1, **said}
 
 
+class HoursField(forms.DecimalField):
+    """Hours with at most two decimals, in plain digits: what another country writes is refused, not reinterpreted."""
+
+    def to_python(self, value: Any) -> Any:
+        """The hours; ValidationError with an example for anything but digits and one dot (case B05)."""
+        text = str(value or "").strip()
+        if text and not re.fullmatch(r"[0-9]{1,5}(\.[0-9]{1,2})?", text):
+            raise forms.ValidationError(_("Write hours such as 1.5: digits with a dot, no comma."))
+        return super().to_python(text)
+
+
 class RentForm(ServiceForm):
     """What to rent. The choices are the fleet's and the tenant's own."""
 
@@ -65,7 +77,7 @@ class RentForm(ServiceForm):
         widget=forms.TextInput(attrs={"class": "mono", "spellcheck": "false", "autocapitalize": "none"}),
     )
     ssh_keys = forms.MultipleChoiceField(label=_("SSH keys"), required=False)
-    max_hours = forms.DecimalField(
+    max_hours = HoursField(
         label=_("End after"),
         required=False,
         min_value=Decimal("0.02"),
