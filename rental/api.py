@@ -157,8 +157,8 @@ class OneLease(APIView):
         answer = get_conditional_response(request._request, etag=tag) if tag else None  # noqa: SLF001  # DRF's way
         if answer is None:
             answer = Response(lease_answers([lease], now)[0])
-            if tag:
-                answer["ETag"] = tag
+        if tag:
+            answer["ETag"] = tag
         answer["Cache-Control"] = "private, no-cache"
         return answer
 
