@@ -36,6 +36,7 @@ __all__ = [
 NAME: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 NAME_FORM: Final = "must be 1 to 63 lower-case letters, digits and hyphens, no hyphen at either end, like ams-gpu-02"
 AGENT_SSH_PORT: Final = 2222  # what the agent assumes when it is not told
+INVENTORY_AGAIN: Final = timedelta(seconds=30)  # between two lists that the portal asks for
 # Nothing heard from an earlier machine counts for the one that enrols now.
 FORGOTTEN: Final[dict[str, Any]] = {
     "last_seen_at": None,
@@ -166,6 +167,11 @@ def record_heartbeat(*, node: Node, payload: Any) -> None:
         last_seen_at=now, boot_id=facts["boot_id"], agent_run=facts["agent_run"], clock_skew_s=skew(facts["clock"], now)
     )
     record_health(node=node, gpus=facts["gpus"])
+
+
+def wants_inventory(*, node: Node, now: datetime) -> bool:
+    """Should the node list its GPUs again? A card that was refused, held by a lease elsewhere, may be free by now."""
+    return bool(node.notices) and (node.inventory_at is None or now - node.inventory_at > INVENTORY_AGAIN)
 
 
 def record_preflight(*, node: Node, payload: Any) -> None:

@@ -36,7 +36,8 @@ class Heartbeat(NodeView):
             # Beats of an agent come one after the other; a beat's time is left for one that was long on its way.
             listed_after=before and before - timedelta(seconds=settings.HEARTBEAT_S),
         )
-        return Response({"server_time": now, "unknown": unknown})
+        again = nodes.wants_inventory(node=node, now=now)
+        return Response({"server_time": now, "unknown": unknown, "inventory": again})
 
 
 class Desired(NodeView):

@@ -125,6 +125,7 @@ class Heartbeat:
         self._agent_run = str(uuid4())
         self._stop = threading.Event()
         self._inventoried = threading.Event()
+        self._wanted = threading.Event()  # the portal asked for the inventory
         self._threads = [
             threading.Thread(target=self._inventories, name="inventory", daemon=True),
             threading.Thread(target=self._beats, name="heartbeat", daemon=True),
@@ -163,8 +164,10 @@ class Heartbeat:
     def _send_inventory(self) -> None:
         facts = self._inventory.read()
         lasting = _without_volatile(facts)
-        if self._sent and self._sent[0] == lasting and time.monotonic() < self._sent[1] + INVENTORY_S:
+        fresh = self._sent and self._sent[0] == lasting and time.monotonic() < self._sent[1] + INVENTORY_S
+        if fresh and not self._wanted.is_set():
             return
+        self._wanted.clear()
         self._portal.inventory(facts)
         self._sent = (lasting, time.monotonic())
         self._inventoried.set()
@@ -177,7 +180,7 @@ class Heartbeat:
             return
         leases = [_entry(r, activity.get((r.lease_id, r.generation))) for r in records]
         gpus = [{"uuid": g.uuid, "healthy": g.healthy, "fault": g.fault} for g in self._gpus.inventory()]
-        unknown = self._portal.heartbeat(
+        answer = self._portal.heartbeat(
             {
                 "boot_id": boot_id(),
                 "agent_run": self._agent_run,
@@ -188,8 +191,10 @@ class Heartbeat:
         )
         self._activity.answered()
         self._contact.store()
-        for lease_id in unknown:
+        for lease_id in answer.unknown:
             self._reconciler.wake(lease_id)
+        if answer.inventory:
+            self._wanted.set()
 
 
 def _entry(record: LeaseRecord, activity: dict[str, object] | None) -> dict[str, object]:

@@ -41,6 +41,14 @@ class RevokedError(PortalRefusedError):
 
 
 @dataclass(frozen=True)
+class HeartbeatAnswer:
+    """The ids of leases the portal does not know here, and whether it wants the inventory again."""
+
+    unknown: tuple[str, ...]
+    inventory: bool = False
+
+
+@dataclass(frozen=True)
 class DesiredAnswer:
     """Elements of `desired.leases` as they came; `nodes.agent.desired.parse_lease` reads them."""
 
@@ -124,10 +132,12 @@ class PortalClient:
         """Tell whether a lease could run here."""
         self._call("POST", "preflight", {"ok": ok, "checks": checks})
 
-    def heartbeat(self, facts: Mapping[str, object]) -> tuple[str, ...]:
-        """Tell what runs here; returns the ids the portal does not know."""
-        unknown = self._call("POST", "heartbeat", facts).get("unknown", [])
-        return tuple(str(lease) for lease in unknown) if isinstance(unknown, list) else ()
+    def heartbeat(self, facts: Mapping[str, object]) -> HeartbeatAnswer:
+        """Tell what runs here."""
+        answer = self._call("POST", "heartbeat", facts)
+        unknown = answer.get("unknown", [])
+        ids = tuple(str(lease) for lease in unknown) if isinstance(unknown, list) else ()
+        return HeartbeatAnswer(ids, inventory=answer.get("inventory") is True)
 
     def desired(self, lease_id: str | None = None) -> DesiredAnswer:
         """Ask what should exist here: everything, or one lease (at most one element)."""

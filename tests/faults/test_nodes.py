@@ -88,6 +88,14 @@ def test_no_lease_appears_on_a_node_after_its_drain_was_answered(
     truth.assert_capacity(fleet)
 
 
+def test_two_machines_with_one_host_name_and_machine_id_are_two_nodes(fleet: Stack) -> None:  # case G02
+    machines = fleet.query("select name, machine_id, machine from nodes_node where revoked_at is null order by name")
+    assert [row[0] for row in machines] == ["rig-1", "rig-2"]
+    assert len({row[1] for row in machines}) == 1
+    assert len({fleet.node.node_id, fleet.nodes[1].node_id}) == 2
+
+
+@pytest.mark.long
 def test_a_stolen_credential_is_worth_nothing_within_seconds_and_the_name_begins_anew(
     fleet: Stack, desk: Desk, rent: Rent, renter: Renter, operator: Renter
 ) -> None:
@@ -137,7 +145,7 @@ def test_a_node_with_a_wrong_clock_sells_runs_and_is_charged_like_any_other(
     try:
         fleet.wait("the node to sell", lambda: fleet.free(H100) == 2)
         guest = rent()
-        assert guest.run("true").returncode == 0
+        assert guest.run("/.lease/bin/busybox sleep 1.2").returncode == 0
         ended = desk.stop(renter, guest.id)
         assert ended["end_reason"] == "released"
         receipt = truth.assert_receipt_is_whole(renter, guest.id)

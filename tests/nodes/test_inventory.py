@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.utils import timezone
 
 from nodes import services, signals
 from nodes.models import Gpu, GpuSlot
@@ -168,3 +169,15 @@ def test_the_number_of_queries_of_a_heartbeat_does_not_grow_with_the_gpus(
     said = [{"uuid": uuid, "healthy": True, "fault": ""} for uuid in UUIDS]
     with django_assert_max_num_queries(2):
         services.record_heartbeat(node=node, payload=heartbeat(gpus=said))
+
+
+def test_a_node_whose_card_was_refused_is_asked_to_list_it_again_after_a_while() -> None:  # case G02
+    old, new = make.make_node(gpus=1), make.make_node(gpus=0)
+    uuid = Gpu.objects.get(node=old).uuid
+    services.record_inventory(node=new, payload=inventory([gpu(uuid)]))
+    new.refresh_from_db()
+    assert new.notices
+    now = timezone.now()
+    assert not services.wants_inventory(node=new, now=now)
+    assert services.wants_inventory(node=new, now=now + services.INVENTORY_AGAIN * 2)
+    assert not services.wants_inventory(node=old, now=now + services.INVENTORY_AGAIN * 2)
