@@ -8,8 +8,8 @@ Orders, exits and finished pulls ring the same bell; the actor then looks at wha
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Literal, NoReturn
+from dataclasses import asdict, replace
+from typing import NoReturn
 
 from nodes.agent.cleaning import Cleaning
 from nodes.agent.contact import now
@@ -20,6 +20,7 @@ from nodes.agent.images import Ticket
 from nodes.agent.launch import Launch
 from nodes.agent.log import logger, step
 from nodes.agent.notices import tell
+from nodes.agent.orders import WHY, EndCause, Order, deadline_of, end_cause, new_record, taken
 from nodes.agent.parts import Parts
 from nodes.agent.portal import Report, ReportAnswer
 from nodes.agent.probe import ProbeKey
@@ -27,23 +28,13 @@ from nodes.agent.reporter import Reporter
 from nodes.agent.stopping import Stopping
 from nodes.agent.store import LeaseRecord, Phase
 
-EndCause = Literal["ordered", "unwanted", "superseded", "deadline", "silence", "exited"]
 PROGRESS_S = 10.0
 SAME_PROGRESS_S = 60.0
 ENGINE_RETRY_S = 2.0
-SAME_DEADLINE_S = 2.0
 BEFORE_READY = ("pulling", "starting", "started")
 # What must reach the portal also when the agent dies before it did; the rest is news of the moment.
 ENDINGS = ("failed", "exited", "deadline")
 LASTING = ("ready", *ENDINGS)
-WHY: dict[EndCause, str] = {
-    "ordered": "",
-    "unwanted": "the portal does not expect this lease here",
-    "superseded": "a newer generation of the lease is wanted",
-    "deadline": "the maximum duration is over",
-    "silence": "the portal was not heard for too long",
-    "exited": "the main process ended",
-}
 
 
 class _EndNow(Exception):  # not an error: something has to end the lease
@@ -54,14 +45,6 @@ class _EndNow(Exception):  # not an error: something has to end the lease
 
 class _AgentStops(Exception):  # not an error: leave everything as it is
     pass
-
-
-@dataclass(frozen=True)
-class Order:
-    """The portal's newest word: the lease as wanted, or None for "should not exist here"."""
-
-    lease: DesiredLease | None
-    deadline: float | None
 
 
 class Actor:
@@ -95,8 +78,7 @@ class Actor:
 
     def order(self, lease: DesiredLease | None) -> None:
         """Take the portal's newest word."""
-        deadline = None if lease is None or lease.deadline_s is None else now() + lease.deadline_s
-        self._order = Order(lease, deadline)
+        self._order = taken(lease)
         self._bell.set()
 
     def poke(self) -> None:
@@ -123,7 +105,7 @@ class Actor:
     def promised(self) -> LeaseRecord | None:
         """What an order that was not begun yet will be; None when there is none."""
         lease = self._order.lease if self._order else None
-        return _new_record(lease) if lease and lease.generation > self.finished else None
+        return new_record(lease) if lease and lease.generation > self.finished else None
 
     # The life of a lease ----------------------------------------------------------------------------------------------
 
@@ -145,7 +127,7 @@ class Actor:
         lease = self._order.lease
         if lease is None or lease.generation <= self.finished:
             return None
-        self._record = record = _new_record(lease)
+        self._record = record = new_record(lease)
         self._parts.store.save(record)
         return record
 
@@ -185,21 +167,22 @@ class Actor:
         self._report(record, "ready", evidence=evidence)  # the phase is written down with it, neither without the other
 
     def _stands(self, record: LeaseRecord, lease: DesiredLease) -> bool:
-        """Whether the container was started; one that has run is never started a second time."""
+        """Whether the container was started and settled; one that has run is never started a second time."""
         facts = self._see(record)
-        if facts and (facts.running or facts.status == "exited"):
-            record.container_id = facts.id
-            return True
+        launch = Launch(self._parts, lease, lambda image: self._pull(record, image))
         try:
-            self._launch(record, lease)
+            if facts and (facts.running or facts.status == "exited"):
+                record.container_id = facts.id
+                launch.adopt(facts)
+            else:
+                self._launch(record, launch)
         except UnsettledError as error:
             logger.warning("lease %s is looked at again: %s", record.lease_id, error)
             return False
         return True
 
-    def _launch(self, record: LeaseRecord, lease: DesiredLease) -> None:
+    def _launch(self, record: LeaseRecord, launch: Launch) -> None:
         self._report(record, "starting")
-        launch = Launch(self._parts, lease, lambda image: self._pull(record, image))
         launch.measure(record)
         self._enter(record, "starting")
         record.container_id = launch.create()
@@ -265,17 +248,7 @@ class Actor:
     # What it listens to -----------------------------------------------------------------------------------------------
 
     def _end_cause(self, record: LeaseRecord) -> EndCause | None:
-        order = self._order
-        if order and order.lease is None:
-            return "unwanted"
-        if order and order.lease and order.lease.generation != record.generation:
-            return "superseded"
-        if order and order.lease and order.lease.want == "stop":
-            return "ordered"
-        deadline = order.deadline if order else record.deadline
-        if deadline is not None and now() >= deadline:
-            return "deadline"
-        return "silence" if now() >= self._parts.contact.silent_at else None
+        return end_cause(self._order, record, self._parts.contact.silent_at)
 
     def _check_end(self, record: LeaseRecord) -> None:
         if cause := self._end_cause(record):
@@ -284,7 +257,7 @@ class Actor:
     def _wait(self, seconds: float | None, record: LeaseRecord | None = None) -> None:
         if record:
             limits = [self._parts.contact.silent_at - now()]
-            deadline = self._order.deadline if self._order else record.deadline
+            deadline = deadline_of(self._order, record)
             limits += [] if deadline is None else [deadline - now()]
             seconds = max(0.0, min([*limits, *([] if seconds is None else [seconds])]))
         self._bell.wait(seconds)
@@ -346,14 +319,11 @@ class Actor:
             return
         wanted, known = order.lease, record.desired
         keys_differ = (wanted.authorized_keys, wanted.ssh_ca) != (known.authorized_keys, known.ssh_ca)
-        moved = (order.deadline is None) != (record.deadline is None) or abs(
-            (order.deadline or 0) - (record.deadline or 0)
-        ) > SAME_DEADLINE_S
         record.desired = wanted
         if keys_differ:
             self._parts.gateway.put(record.lease_id, wanted.authorized_keys, authorities=wanted.ssh_ca)
         tell(wanted.notices, record, self._parts.gateway, self._parts.store)
-        if keys_differ or moved:
+        if keys_differ or order.moves(record):
             record.deadline = order.deadline
             self._parts.store.save(record)
 
@@ -402,8 +372,3 @@ class Actor:
         ending = record is None or record.phase not in {*BEFORE_READY, "running"}
         if not ending and (answer is None or answer.want != "run"):
             self._wake(self.lease_id)
-
-
-def _new_record(lease: DesiredLease) -> LeaseRecord:
-    phase: Phase = "starting" if lease.want == "run" else "stopping"
-    return LeaseRecord(lease.id, lease.generation, phase, devices=lease.devices, desired=lease)

@@ -3,16 +3,16 @@
 import fcntl
 import os
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
 from nodes.agent.activity_sampler import ActivitySampler
 from nodes.agent.config import Identity, Options
 from nodes.agent.contact import Contact
-from nodes.agent.desired import container_name
 from nodes.agent.engine import DockerEngine, Engine
-from nodes.agent.execd import Execd, RunningContainer
-from nodes.agent.failures import AgentError, EngineError
+from nodes.agent.execd import Execd
+from nodes.agent.failures import AgentError
 from nodes.agent.gateway_link import GatewayLink, group_id, share_directory
 from nodes.agent.gpu_faults import FaultBook
 from nodes.agent.gpu_watch import GpuWatch
@@ -29,14 +29,13 @@ from nodes.agent.parts import Parts
 from nodes.agent.portal import PortalClient
 from nodes.agent.preflight import Preflight, PreflightKeeper
 from nodes.agent.probe import Prover, SshProver
+from nodes.agent.reachable import running_container
 from nodes.agent.reconciler import Reconciler
 from nodes.agent.ssh_events import SshEvents
 from nodes.agent.ssh_watch import SshWatch
 from nodes.agent.store import Store
 from nodes.agent.volumes import Volumes
 from nodes.agent.worker import WakeWorker
-
-REACHABLE = ("started", "running", "stopping")
 
 
 class Agent:
@@ -111,8 +110,9 @@ class Agent:
             node_facts=self._node_facts, leased=self._leased,
         )  # fmt: skip
         self._preflight = PreflightKeeper(preflight, self._portal)
+        reachable = partial(running_container, self.reconciler, self._engine)
         self._execd = Execd(
-            socket_path=run / "execd.sock", docker_socket=options.docker_socket, lookup=self.running_container,
+            socket_path=run / "execd.sock", docker_socket=options.docker_socket, lookup=reachable,
             group=options.gateway_group if group_id(options.gateway_group) is not None else None,
         )  # fmt: skip
         self._worker = (
@@ -154,17 +154,6 @@ class Agent:
         self._execd.stop()
         self._parts.threads.shutdown(wait=False, cancel_futures=True)
         self._lock.close()
-
-    def running_container(self, lease_id: str) -> RunningContainer | None:
-        """What execd may enter: the lease's container, when our own state says that it runs."""
-        for record in self.reconciler.records():
-            if record.lease_id == lease_id and record.phase in REACHABLE:
-                try:
-                    facts = self._engine.inspect(container_name(lease_id, record.generation))
-                except EngineError:
-                    return None
-                return RunningContainer(lease_id, facts.id, facts.pid) if facts and facts.pid else None
-        return None
 
     def _leased(self) -> frozenset[str]:
         return frozenset(device for record in self.reconciler.records() for device in record.devices)

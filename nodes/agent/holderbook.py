@@ -55,7 +55,7 @@ class HolderBook:
         self._directory = directory
 
     def open(self) -> Mapping[str, Holder]:
-        """Every readable entry, as remembered: of the holder only name, address and files; a damaged one is removed."""
+        """Every readable entry, as remembered: all of the holder but its process; a damaged one is removed."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = {}
         for entry in self._directory.iterdir():
@@ -69,8 +69,9 @@ class HolderBook:
         """The entry of a lease, as remembered."""
         entry = self._directory / name
         try:
-            holder, address = (entry / OWNER).read_text().split()
-            return Holder(holder, "", 0, 0, IPv4Interface(address), entry)
+            # Entries of before the network was written down have two words.
+            holder, address, *network = (entry / OWNER).read_text().split()
+            return Holder(holder, "", 0, int(network[0]) if network else 0, IPv4Interface(address), entry)
         except (OSError, ValueError):
             return None
 
@@ -78,7 +79,7 @@ class HolderBook:
         """Give a holder to a lease; returns it with its files."""
         entry = self._directory / name
         entry.mkdir(mode=0o700)
-        (entry / OWNER).write_text(f"{holder.name} {holder.address}")
+        (entry / OWNER).write_text(_words(holder))
         for file, content in lease_files(hostname, str(holder.address.ip), resolvers).items():
             (entry / file).write_text(content)
             (entry / file).chmod(0o644)
@@ -88,7 +89,7 @@ class HolderBook:
         """Write the entry of a lease that is found to have joined a holder without one."""
         entry = self._directory / name
         entry.mkdir(mode=0o700, exist_ok=True)
-        (entry / OWNER).write_text(f"{holder.name} {holder.address}")
+        (entry / OWNER).write_text(_words(holder))
 
     def remove(self, name: str) -> None:
         """Forget a lease and its files."""
@@ -97,6 +98,10 @@ class HolderBook:
     def clear(self) -> None:
         """Forget everything."""
         shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _words(holder: Holder) -> str:
+    return f"{holder.name} {holder.address} {holder.network}"
 
 
 def holder_of(facts: ContainerFacts) -> Holder | None:

@@ -20,7 +20,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from ipaddress import IPv4Interface, IPv4Network
 from pathlib import Path
-from typing import Protocol
 
 from nodes.agent import links
 from nodes.agent.contact import now
@@ -39,42 +38,7 @@ CHECK_S = 5.0  # between two looks at every holder
 QUIET_S = 0.3  # no refill while launches follow one another so closely,
 PATIENCE_S = 2.0  # unless the pool has been short for so long
 RETRY_S = 10.0
-
-
-class Holders(Protocol):
-    """What a node has of holders, as leases see it."""
-
-    def start(self, kept: Container[str]) -> None:
-        """Take over what an earlier agent left (`kept`: the leases that are still here), then keep the pool full."""
-
-    def take(self, name: str, hostname: str) -> Holder | None:
-        """A holder for the lease's container `name`, from the pool or made now; None: it needs a network of its own."""
-
-    def release(self, name: str) -> None:
-        """Remove the holder of a lease, with its network; a lease that has none is a success.
-
-        Raises:
-            EngineError, OSError: it could not be removed; it is tried again at the next start.
-        """
-
-    def distrust(self, reason: str) -> None:
-        """Give no more holders to leases until the agent starts anew."""
-
-
-class NoHolders:
-    """`Holders` of a node that has none: every lease makes its own network."""
-
-    def start(self, kept: Container[str]) -> None:
-        """See Holders."""
-
-    def take(self, name: str, hostname: str) -> Holder | None:
-        """See Holders."""
-
-    def release(self, name: str) -> None:
-        """See Holders."""
-
-    def distrust(self, reason: str) -> None:
-        """See Holders."""
+ADOPTION_WAIT_S = 2.0  # for a lease that is ordered while the agent starts: a network of its own takes less than more
 
 
 class HolderPool:
@@ -97,7 +61,7 @@ class HolderPool:
         self._lock = threading.Lock()
         self._changed = threading.Condition()
         self._stopping = False
-        self._adopted = False
+        self._adopted = threading.Event()
         self._last_take = 0.0
         self._short_since: float | None = None
         self._distrusted = ""
@@ -131,7 +95,7 @@ class HolderPool:
 
     def take(self, name: str, hostname: str) -> Holder | None:
         """See Holders."""
-        if not (self.usable and self._adopted):
+        if not (self.usable and self._adopted.wait(ADOPTION_WAIT_S)):
             return None
         self._last_take = now()
         try:
@@ -144,6 +108,14 @@ class HolderPool:
             return None
         finally:
             self._wake()
+
+    def given(self, container: ContainerFacts) -> Holder | None:
+        """See Holders."""
+        remembered = self._book.read(container.name)
+        if remembered and remembered.network:
+            return remembered
+        found = self._engine.inspect(joined(container)) if joined(container) else None
+        return holder_of(found) if found and found.labels.get("lessor.role") == ROLE else None
 
     def release(self, name: str) -> None:
         """See Holders."""
@@ -184,7 +156,7 @@ class HolderPool:
         for found in facts:
             if found.labels.get("lessor.role") == ROLE and found.name not in taken:
                 self._adopt_ready(found.name, holder_of(found))
-        self._adopted = True
+        self._adopted.set()
 
     def _adopt_taken(self, name: str, remembered: Holder, found: Holder | None) -> None:
         holder = replace(found, files=remembered.files) if found else remembered
@@ -233,7 +205,7 @@ class HolderPool:
 
         Only once the lease's container is gone: one that still starts would follow into the new network.
         """
-        if not (self.usable and self._adopted and holder.lives and len(self._ready) < self._size):
+        if not (self.usable and self._adopted.is_set() and holder.lives and len(self._ready) < self._size):
             return None
         try:
             if self._engine.inspect(name):
@@ -334,7 +306,7 @@ class HolderPool:
 
     def _once(self) -> float:
         """One look and at most one new holder; returns how long to wait before the next."""
-        if not self._adopted:
+        if not self._adopted.is_set():
             self._adopt()
         self._look()
         if not self.usable or self._enough:

@@ -3,16 +3,14 @@
 Each step may run again over what an earlier, interrupted try has left.
 """
 
-import contextlib
 import io
-import socket
 import tarfile
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 from nodes.agent.desired import DesiredLease, container_name
-from nodes.agent.engine import ImageFacts
+from nodes.agent.engine import ContainerFacts, ImageFacts
 from nodes.agent.failures import (
     EngineError,
     ImageError,
@@ -22,12 +20,12 @@ from nodes.agent.failures import (
     is_driver_fault,
 )
 from nodes.agent.gpus import GpuUnreadableError
-from nodes.agent.holderbook import Holder
+from nodes.agent.holderbook import Holder, joined
 from nodes.agent.hostconfig import JOINING_RUNTIMES, RUNTIME, build_body, check_hostconfig, labels
 from nodes.agent.log import logger, step
-from nodes.agent.namespaces import inside, network_of
 from nodes.agent.network import bridge_name
 from nodes.agent.parts import Parts
+from nodes.agent.settling import settle
 from nodes.agent.store import LeaseRecord
 
 Prepared = TypeVar("Prepared")
@@ -90,11 +88,27 @@ class Launch:
         try:
             with step("start", self._lease.id, self._lease.generation):
                 self._parts.engine.start(container)
-                if self._holder:
-                    self._settle(container, self._holder)
+                facts = self._parts.engine.inspect(container) if self._holder else None
+                if facts:
+                    self._settle(facts, self._holder)
         except EngineError as error:
             if is_driver_fault(str(error)):
                 self._parts.on_driver_fault()
+            raise classify_start(error) from error
+
+    def adopt(self, container: ContainerFacts) -> None:
+        """Do for a container that an earlier try has started what that try may not have come to.
+
+        Also where it did: who died in between has left no word of it.
+
+        Raises:
+            LaunchError: it is not in the network of the holder that it was given. It is dead by then.
+        """
+        if not (container.running and joined(container)):
+            return
+        try:
+            self._settle(container, self._parts.holders.given(container))
+        except EngineError as error:
             raise classify_start(error) from error
 
     def _image(self) -> ImageFacts:
@@ -120,21 +134,8 @@ class Launch:
             self._make_network()
         return holder
 
-    def _settle(self, container: str, holder: Holder) -> None:
-        """See that a started container is where it should be, and give it its host name.
-
-        Raises:
-            LaunchError: it is in another network. It is dead by then.
-        """
-        facts = self._parts.engine.inspect(container)
-        pid = facts.pid if facts else 0
-        found = network_of(pid)
-        if found and found != holder.network:
-            self._parts.engine.remove(container)
-            self._parts.holders.distrust(f"the engine put {self._name} into another network than its holder's")
-            raise LaunchError("failed_launch", "The node could not give the lease its network.")
-        with contextlib.suppress(OSError):  # it has ended by itself, which its actor sees
-            inside(pid, "uts", lambda: socket.sethostname(self._lease.id))
+    def _settle(self, container: ContainerFacts, holder: Holder | None) -> None:
+        settle(self._parts.engine, self._parts.holders, container, holder, hostname=self._lease.id)
 
     def _make_network(self) -> None:
         own = labels(self._parts.node_facts().node_id, self._lease.id, self._lease.generation)

@@ -8,7 +8,7 @@ from nodes.agent.contact import Contact
 from nodes.agent.engine import Engine
 from nodes.agent.gateway_link import GatewayLink
 from nodes.agent.gpus import Gpus
-from nodes.agent.holders import Holders, NoHolders
+from nodes.agent.holding import Holders, NoHolders
 from nodes.agent.hostconfig import NodeFacts
 from nodes.agent.images import ImagePool
 from nodes.agent.portal import PortalClient

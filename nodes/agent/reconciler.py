@@ -40,6 +40,7 @@ class Reconciler:
         self._changed = threading.Condition()
         self._stop = threading.Event()
         self._looked = threading.Event()
+        self._adopted = threading.Event()
         self._listed = 0  # lists made for heartbeats so far
         self._threads = [
             threading.Thread(target=self._run, name="reconciler", daemon=True),
@@ -79,6 +80,10 @@ class Reconciler:
         """What is here now, as copies; at most one per lease."""
         with self._lock:
             return self._records()
+
+    def has_adopted(self, wait_s: float) -> bool:
+        """Whether `records` names what an earlier agent left; waits for it while that is being looked at."""
+        return self._adopted.wait(wait_s)
 
     def list_for_heartbeat(self) -> tuple[LeaseRecord, ...] | None:
         """What is here or is being begun; None as long as the engine has not told what it has.
@@ -213,6 +218,7 @@ class Reconciler:
         with self._lock:
             for lease_id, record in records.items():
                 self._make_actor(lease_id, record)
+        self._adopted.set()
         self._sweep(records)
 
     def _sweep(self, kept: Container[str]) -> None:
