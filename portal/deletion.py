@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from dataclasses import dataclass
 from smtplib import SMTPException
 from typing import TYPE_CHECKING, Final
@@ -23,13 +24,16 @@ from django.utils import timezone, translation
 from portal.account_mails import account_deleted
 from portal.errors import DomainError
 from portal.mails import language_of, send
-from portal.models import ApiToken, AuditEvent, Membership, SshKey, Tenant, User
+from portal.models import ApiToken, AuditEvent, Invitation, Membership, SshKey, Tenant, User
 from portal.services import audit
 from portal.sessions import end_sessions
 from portal.signals import access_changed, account_closed, account_erased, ssh_keys_changed
+from portal.suspension import MAX_REASON
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
+
+    from django.db.models import QuerySet
 
     from portal.actor import Actor
 
@@ -111,12 +115,17 @@ def delete_account(*, user: User, actor: Actor) -> None:
         names = ", ".join(tenant.name for tenant in found.ownerless)
         raise DomainError(f"Hand these organisations over first: {names}.", code="last_owner")
     address, language = user.email, language_of(user)
-    addresses = {address.lower(), *EmailAddress.objects.filter(user=user).values_list("email", flat=True)}
+    found_addresses = EmailAddress.objects.filter(user=user)
+    addresses = {address.lower(), *found_addresses.values_list("email", flat=True)}
+    # A further address may be somebody else's, whose invitations are theirs, until it is confirmed.
+    proved = {address.lower(), *found_addresses.filter(verified=True).values_list("email", flat=True)}
     _close(user, actor, deleted=True)
     ApiToken.objects.filter(user=user, revoked_at__isnull=True).update(revoked_at=timezone.now())
     audit(actor=actor, action="user.deleted", obj=user)
     _take_away(user, found)
     _make_anonymous(user, addresses | {address}, [tenant.pk for tenant in (*found.alone, *found.left)])
+    _scrub_offers(proved, user.email)
+    _scrub_reasons(proved, user.email)
     transaction.on_commit(lambda: _say_goodbye(address, language))
 
 
@@ -157,13 +166,42 @@ def _make_anonymous(user: User, addresses: set[str], tenant_ids: list[str]) -> N
 def _scrub_audit(user: User, addresses: set[str], tenant_ids: list[str], label: str) -> None:
     """Who did what stays; the address and where it was done from go."""
     AuditEvent.objects.filter(actor=user).update(actor_label=label, ip=None)
-    concerned = AuditEvent.objects.filter(
-        Q(actor=user) | Q(object_type="user", object_id=user.pk) | Q(tenant__in=tenant_ids)
-    ).annotate(text=Cast("data", TextField()))
+    own = Q(actor=user) | Q(object_type="user", object_id=user.pk)
+    been_in = AuditEvent.objects.filter(own, tenant__isnull=False).order_by().values("tenant")
+    _relabel(AuditEvent.objects.filter(own | Q(tenant__in=tenant_ids) | Q(tenant__in=been_in)), addresses, label)
+
+
+def _scrub_offers(addresses: set[str], label: str) -> None:
+    """Invitations to the person keep what became of them; one that is open offers a place to nobody, so it closes."""
     for address in addresses:
-        for row in concerned.filter(text__icontains=address).only("data").iterator():
-            row.data = json.loads(json.dumps(row.data, ensure_ascii=False).replace(address, label))
+        offers = Invitation.objects.filter(email__iexact=address)
+        told = AuditEvent.objects.filter(object_type="invitation", object_id__in=offers.order_by().values("pk"))
+        _relabel(told, [address], label)
+        offers.filter(state=Invitation.State.OPEN).update(state=Invitation.State.WITHDRAWN, closed_at=timezone.now())
+        offers.update(email=label)
+
+
+def _relabel(rows: QuerySet[AuditEvent], addresses: Iterable[str], label: str) -> None:
+    """The label in place of the addresses in what these rows tell."""
+    texts = rows.annotate(text=Cast("data", TextField()))
+    for address in addresses:
+        for row in texts.filter(text__icontains=address).only("data").iterator():
+            row.data = json.loads(_without(json.dumps(row.data, ensure_ascii=False), address, label))
             row.save(update_fields=["data"])
+
+
+def _scrub_reasons(addresses: set[str], label: str) -> None:
+    """An operator may have written the address into the reason of a suspension."""
+    for address in addresses:
+        for row in Tenant.objects.filter(suspension_reason__icontains=address):
+            # The label may be longer than what it stands for.
+            row.suspension_reason = _without(row.suspension_reason, address, label)[:MAX_REASON]
+            row.save(update_fields=["suspension_reason"])
+
+
+def _without(text: str, address: str, label: str) -> str:
+    """The text with the label in place of the address, however that is capitalised."""
+    return re.sub(re.escape(address), label, text, flags=re.IGNORECASE)
 
 
 def _say_goodbye(address: str, language: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from datetime import timedelta
 from smtplib import SMTPException
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from celery import shared_task
 from django.conf import settings
@@ -19,6 +19,11 @@ from django.utils import timezone, translation
 from portal import invitation_links, mails, rate_limits, tenant_mails
 from portal.models import ROLES_THAT_PAY, ApiToken, Invitation, Tenant, User
 from portal.queue import enqueue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from portal.mails import Mail
 
 logger = logging.getLogger(__name__)
 
@@ -58,17 +63,39 @@ def sweep_invitations() -> None:
 
 @shared_task
 def mail_standing(tenant_id: str) -> None:
-    """Tell owners, admins and billing that their tenant is suspended, or is not any more. Any state."""
+    """Tell owners, admins and billing that their tenant is suspended, or is not any more. Before: that is due.
+
+    After: told, once. When the server took none of the mails it is due again.
+    """
+    due = Tenant.objects.values_list("standing_mail_due_at", flat=True).get(pk=tenant_id)
+    rows = Tenant.objects.filter(pk=tenant_id, standing_mail_due_at=due)
+    if due is None or not rows.update(standing_mail_due_at=None):
+        return
     tenant = Tenant.objects.get(pk=tenant_id)
     write = tenant_mails.suspended if tenant.suspended_at else tenant_mails.restored
     readers = User.objects.filter(
         is_active=True, memberships__tenant=tenant, memberships__role__in=ROLES_THAT_PAY
     ).order_by("pk")
-    for reader in readers:
-        try:
-            mails.send_to(reader, lambda: write(tenant))
-        except MAIL_ERRORS as error:
-            logger.warning("standing of %s not mailed to %s (%s)", tenant_id, reader.pk, type(error).__name__)
+    told = [_told(reader, lambda: write(tenant), f"standing of {tenant_id}") for reader in readers]
+    if told and not any(told):
+        Tenant.objects.filter(pk=tenant_id, standing_mail_due_at__isnull=True).update(standing_mail_due_at=due)
+
+
+@shared_task
+def sweep_standing() -> None:
+    """Mails about a suspension that are late (a lost message, a server that refused) are queued again."""
+    late = Tenant.objects.filter(standing_mail_due_at__gt=timezone.now() - MAIL_AGAIN_FOR)
+    for pk in late.order_by("pk").values_list("pk", flat=True):
+        enqueue(mail_standing, pk)
+
+
+@shared_task
+def mail_organisation_deleted(tenant_id: str, user_id: str) -> None:
+    """Tell somebody that an organisation they were in was deleted. Before: deleted."""
+    tenant = Tenant.objects.get(pk=tenant_id)
+    reader = User.objects.filter(pk=user_id, is_active=True).first()
+    if reader is not None:
+        _told(reader, lambda: tenant_mails.deleted(tenant), f"end of {tenant_id}")
 
 
 @shared_task
@@ -108,3 +135,13 @@ def mail_token_end(token_id: str) -> None:
     except MAIL_ERRORS as error:
         ApiToken.objects.filter(pk=token_id).update(expiry_told_at=None)
         logger.warning("end of token %s not mailed (%s)", token_id, type(error).__name__)
+
+
+def _told(reader: User, write: Callable[[], Mail], about: str) -> bool:
+    """Did the server take the mail?"""
+    try:
+        mails.send_to(reader, write)
+    except MAIL_ERRORS as error:
+        logger.warning("%s not mailed to %s (%s)", about, reader.pk, type(error).__name__)
+        return False
+    return True

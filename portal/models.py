@@ -75,6 +75,10 @@ class Tenant(models.Model):
     suspension_reason = models.CharField(
         _("reason of the suspension"), max_length=300, blank=True, help_text="its members read it"
     )
+    standing_mail_due_at = models.DateTimeField(
+        null=True, blank=True, editable=False, help_text="since when a mail about its suspension is due"
+    )
+    deleted_at = models.DateTimeField(_("deleted at"), null=True, blank=True, editable=False, help_text="by an owner")
     created_at = models.DateTimeField(_("created at"), default=timezone.now, editable=False)
 
     class Meta:

@@ -35,6 +35,7 @@ class Act(models.TextChoices):
     REMOVE = "remove", _("Remove members")
     RENAME = "rename", _("Rename the organisation")
     HAND_OVER = "hand_over", _("Make and unmake owners, hand the organisation over")
+    DELETE = "delete", _("Delete the organisation")
 
 
 EVERYBODY: Final = tuple(Role)
@@ -54,6 +55,7 @@ ALLOWED: Final[dict[Act, tuple[Role, ...]]] = {
     Act.REMOVE: LEADERS,
     Act.RENAME: LEADERS,
     Act.HAND_OVER: (Role.OWNER,),
+    Act.DELETE: (Role.OWNER,),
 }
 
 

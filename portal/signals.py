@@ -13,6 +13,10 @@ membership_changed = Signal()
 tenant_suspended = Signal()
 tenant_restored = Signal()
 
+# Inside the transaction that deletes an organisation, before anything changes: ``tenant``, ``give_up_balance`` (an
+# owner has said that the money may go). Who knows a reason against it raises a DomainError.
+tenant_closing = Signal()
+
 # A person's sessions were ended, or their account was closed: ``tenant_ids`` they could look into. Streams look again.
 access_changed = Signal()
 

@@ -33,7 +33,8 @@ def suspend(*, tenant: Tenant, reason: str, actor: Actor) -> Tenant:
     row = Tenant.objects.select_for_update().get(pk=tenant.pk)
     if row.suspended_at is None:
         row.suspended_at, row.suspension_reason = timezone.now(), reason
-        row.save(update_fields=["suspended_at", "suspension_reason"])
+        row.standing_mail_due_at = row.suspended_at
+        row.save(update_fields=["suspended_at", "suspension_reason", "standing_mail_due_at"])
         audit(actor=actor, action="tenant.suspended", obj=row, tenant=row, data={"reason": reason})
         transaction.on_commit(lambda: tenant_suspended.send(sender=Tenant, tenant_id=row.pk))
         enqueue(mail_tasks.mail_standing, row.pk)
@@ -46,7 +47,8 @@ def restore(*, tenant: Tenant, actor: Actor) -> Tenant:
     row = Tenant.objects.select_for_update().get(pk=tenant.pk)
     if row.suspended_at is not None:
         row.suspended_at, row.suspension_reason = None, ""
-        row.save(update_fields=["suspended_at", "suspension_reason"])
+        row.standing_mail_due_at = timezone.now()
+        row.save(update_fields=["suspended_at", "suspension_reason", "standing_mail_due_at"])
         audit(actor=actor, action="tenant.restored", obj=row, tenant=row)
         transaction.on_commit(lambda: tenant_restored.send(sender=Tenant, tenant_id=row.pk))
         enqueue(mail_tasks.mail_standing, row.pk)

@@ -58,16 +58,20 @@ class MembershipInline(admin.TabularInline[Membership, Tenant]):
     autocomplete_fields = ["user"]
     readonly_fields = ["created_at"]
 
+    def has_add_permission(self, request: HttpRequest, obj: Tenant | None = None) -> bool:
+        """Nobody comes into an organisation that its owner has deleted."""
+        return (obj is None or obj.deleted_at is None) and super().has_add_permission(request, obj)
+
 
 @admin.register(Tenant)
 class TenantAdmin(admin.ModelAdmin[Tenant]):
     """Who rents and pays."""
 
-    list_display = ["name", "id", "kind", "suspended_at", "created_at"]
-    list_filter = ["kind", "suspended_at"]
+    list_display = ["name", "id", "kind", "suspended_at", "deleted_at", "created_at"]
+    list_filter = ["kind", "suspended_at", "deleted_at"]
     search_fields = ["name", "id", "memberships__user__email"]
-    readonly_fields = ["id", "kind", "suspended_at", "suspension_reason", "created_at"]
-    fields = ["id", "name", "kind", "suspended_at", "suspension_reason", "created_at"]
+    readonly_fields = ["id", "kind", "suspended_at", "suspension_reason", "deleted_at", "created_at"]
+    fields = ["id", "name", "kind", "suspended_at", "suspension_reason", "deleted_at", "created_at"]
     inlines = [MembershipInline]
     ordering = ["-created_at"]
 

@@ -15,6 +15,7 @@ from portal.actor import Actor
 from portal.api import caller
 from portal.errors import NotFound
 from portal.models import ApiToken, Invitation, Membership, Tenant
+from portal.organisation_deletion import delete_organisation
 from portal.pagination import Cursor
 from portal.roles import Role
 from portal.serializers import StrictCharField, StrictSerializer
@@ -28,6 +29,13 @@ class TenantIn(StrictSerializer):
     """An organisation's name."""
 
     name = StrictCharField(max_length=members.MAX_NAME)
+
+
+class DeleteTenantIn(StrictSerializer):
+    """That this organisation is meant, and that what is on its account may go."""
+
+    name = StrictCharField(max_length=members.MAX_NAME, help_text="its name, to confirm it")
+    give_up_balance = serializers.BooleanField(default=False, help_text="needed while there is money on the account")
 
 
 class RoleIn(StrictSerializer):
@@ -105,7 +113,7 @@ class Tenants(APIView):
 class OneTenant(APIView):
     """One tenant."""
 
-    scopes = {"GET": "tenants:read", "PATCH": "tenants:write"}
+    scopes = {"GET": "tenants:read", "PATCH": "tenants:write", "DELETE": "tenants:write"}
 
     @extend_schema(operation_id="get_tenant", responses=TenantOut)
     def get(self, request: Request, tenant_id: str) -> Response:
@@ -120,6 +128,15 @@ class OneTenant(APIView):
         said.is_valid(raise_exception=True)
         renamed = members.rename(tenant=tenant, actor=Actor.of(request), **said.validated_data)
         return Response(TenantOut(renamed).data)
+
+    @extend_schema(operation_id="delete_tenant", request=DeleteTenantIn, responses={204: None})
+    def delete(self, request: Request, tenant_id: str) -> Response:
+        """Delete an organisation for good (owner). The body repeats its name. 409 `leases_running`."""
+        tenant = one_tenant(request, tenant_id)
+        said = DeleteTenantIn(data=request.data)
+        said.is_valid(raise_exception=True)
+        delete_organisation(tenant=tenant, actor=Actor.of(request), **said.validated_data)
+        return Response(status=status.HTTP_204_NO_CONTENT)
 
 
 class Members(APIView):

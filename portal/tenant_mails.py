@@ -54,6 +54,16 @@ def restored(tenant: Tenant) -> Mail:
     )
 
 
+def deleted(tenant: Tenant) -> Mail:
+    """To those who were in an organisation that an owner has deleted."""
+    return Mail(
+        subject=_("%(tenant)s was deleted") % {"tenant": tenant.name},
+        text=_("An owner has deleted %(tenant)s. Your keys and tokens open nothing of it any more.")
+        % {"tenant": tenant.name},
+        after=_("Your account and your other tenants stay as they are."),
+    )
+
+
 def new_place(token: ApiToken, network: str, at: datetime) -> Mail:
     """To a token's owner: it was used from a network it had not been used from."""
     facts = {"name": token.name, "prefix": token.prefix, "network": network, "at": _moment(at)}

@@ -83,7 +83,7 @@ class Roles(View):
         return render(request, "tenant/roles.html", {"roles": roles.Role, "table": table})
 
 
-class _TenantView(View):
+class TenantView(View):
     """Base: a tenant of the person, 404 for every other one. ``self.mine`` is their membership."""
 
     mine: Membership
@@ -133,6 +133,7 @@ class _TenantView(View):
             "leads": leads,
             "gives": [(one.value, one.label) for one in roles.givable(role)],
             "unmakes_owners": may(role, Act.HAND_OVER),
+            "deletes": organisation and may(role, Act.DELETE),
             "invite_form": InviteForm(giver=self.mine),
             "rename_form": OrganisationForm(initial={"name": self.tenant.name}, prefix="tenant"),
         }
@@ -143,7 +144,7 @@ class _TenantView(View):
         return list(rows.order_by("created_at", "pk"))
 
 
-class Members(_TenantView):
+class Members(TenantView):
     """Who is in a tenant and who is invited."""
 
     def get(self, request: HttpRequest, tenant_id: str) -> HttpResponse:
@@ -151,7 +152,7 @@ class Members(_TenantView):
         return self.page(request)
 
 
-class Rename(_TenantView):
+class Rename(TenantView):
     """``POST``: another name."""
 
     def post(self, request: HttpRequest, tenant_id: str) -> HttpResponse:
@@ -167,7 +168,7 @@ class Rename(_TenantView):
         return self.page(request, 400, rename_form=form)
 
 
-class Invite(_TenantView):
+class Invite(TenantView):
     """``POST``: invite an address."""
 
     def post(self, request: HttpRequest, tenant_id: str) -> HttpResponse:
@@ -183,7 +184,7 @@ class Invite(_TenantView):
         return self.page(request, 400, invite_form=form)
 
 
-class Resend(_TenantView):
+class Resend(TenantView):
     """``POST``: mail an invitation again."""
 
     def post(self, request: HttpRequest, tenant_id: str, invitation_id: str) -> HttpResponse:
@@ -193,7 +194,7 @@ class Resend(_TenantView):
         return self.back(request, said)
 
 
-class Withdraw(_TenantView):
+class Withdraw(TenantView):
     """``POST``: take an invitation back."""
 
     def post(self, request: HttpRequest, tenant_id: str, invitation_id: str) -> HttpResponse:
@@ -203,7 +204,7 @@ class Withdraw(_TenantView):
         return self.back(request, _("The invitation of %(email)s is withdrawn.") % {"email": row.email})
 
 
-class ChangeRole(_TenantView):
+class ChangeRole(TenantView):
     """``POST``: another role for a member."""
 
     def post(self, request: HttpRequest, tenant_id: str, user_id: str) -> HttpResponse:
@@ -218,7 +219,7 @@ class ChangeRole(_TenantView):
         return self.back(request, _("%(email)s: the role is %(role)s now.") % facts)
 
 
-class Remove(_TenantView):
+class Remove(TenantView):
     """Ask, then remove a member."""
 
     def get(self, request: HttpRequest, tenant_id: str, user_id: str) -> HttpResponse:
@@ -235,7 +236,7 @@ class Remove(_TenantView):
         return self.back(request, _("%(email)s is removed.") % {"email": row.user.email})
 
 
-class Leave(_TenantView):
+class Leave(TenantView):
     """Ask, then leave."""
 
     def get(self, request: HttpRequest, tenant_id: str) -> HttpResponse:
@@ -248,7 +249,7 @@ class Leave(_TenantView):
         return gone(request, self.tenant)
 
 
-class HandOver(_TenantView):
+class HandOver(TenantView):
     """Ask for the next owner, then hand the organisation over."""
 
     def get(self, request: HttpRequest, tenant_id: str) -> HttpResponse:

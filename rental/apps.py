@@ -12,4 +12,4 @@ class RentalConfig(AppConfig):
 
     def ready(self) -> None:
         """Listen to the accounts."""
-        from rental import people, signals  # noqa: F401  # importing connects the receivers
+        from rental import organisations, people, signals  # noqa: F401  # importing connects the receivers

@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from rental import extend_views, keep_views, people_views, rent_views, streams, views
+from rental import extend_views, keep_views, organisation_views, people_views, rent_views, streams, views
 
 urlpatterns = [
     path("", views.Catalog.as_view(), name="catalog"),
@@ -17,6 +17,7 @@ urlpatterns = [
     path("keep/<str:token>", keep_views.KeepByLink.as_view(), name="keep-link"),
     path("idle", keep_views.IdleRules.as_view(), name="idle-rules"),
     path("account/delete/", people_views.DeleteAccount.as_view(), name="account-delete"),
+    path("tenants/<str:tenant_id>/delete/", organisation_views.DeleteOrganisation.as_view(), name="tenant-delete"),
     path("stream/leases/<str:lease_id>", streams.lease, name="stream-lease"),
     path("stream/home", streams.home, name="stream-home"),
     path("stream/offers", streams.offers, name="stream-offers"),

@@ -217,6 +217,9 @@ TABLE: dict[str, Entry] = {
     "tenants/<str:tenant_id>/rename/": owned(tenants.a_tenant, POST=tenants.rename_form, writable="tenant-name"),
     "tenants/<str:tenant_id>/invite/": owned(tenants.a_tenant, POST=tenants.invite_body, writable="email role"),
     "tenants/<str:tenant_id>/leave/": owned(tenants.a_tenant, POST=empty),
+    "tenants/<str:tenant_id>/delete/": owned(
+        tenants.a_tenant, POST=tenants.deletion_body, writable="name give_up_balance"
+    ),
     "tenants/<str:tenant_id>/hand-over/": owned(tenants.a_tenant, POST=tenants.next_owner, writable="member"),
     "tenants/<str:tenant_id>/members/<str:user_id>/role/": owned(
         tenants.a_member, POST=tenants.role_body, writable="role"
@@ -237,7 +240,9 @@ TABLE: dict[str, Entry] = {
     "api/v1/tokens": person(POST=token_body, writable="name scopes expires_at"),
     "api/v1/tokens/<str:token_id>": owned(a_token, DELETE=empty),
     "api/v1/tenants": person(POST=tenants.name_body, writable="name"),
-    "api/v1/tenants/<str:tenant_id>": owned(tenants.a_tenant, PATCH=tenants.name_body, writable="name"),
+    "api/v1/tenants/<str:tenant_id>": owned(
+        tenants.a_tenant, PATCH=tenants.name_body, DELETE=tenants.deletion_body, writable="name give_up_balance"
+    ),
     "api/v1/tenants/<str:tenant_id>/members": owned(tenants.a_tenant),
     "api/v1/tenants/<str:tenant_id>/members/<str:user_id>": owned(
         tenants.a_member, PATCH=tenants.role_body, DELETE=empty, writable="role"

@@ -54,6 +54,11 @@ def name_body(_: User) -> dict[str, Any]:
     return {"name": "Northwind"}
 
 
+def deletion_body(_: User) -> dict[str, Any]:
+    """The name that ``organisation`` gave, repeated."""
+    return {"name": "Northwind", "give_up_balance": True}
+
+
 def rename_form(_: User) -> dict[str, Any]:
     """The form that renames."""
     return {"tenant-name": "Southwind"}

@@ -13,7 +13,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone, translation
 
-from portal import invitation_links, invitations, mail_tasks
+from portal import invitation_links, invitations, mail_tasks, suspension
 from portal.actor import Actor
 from portal.errors import DomainError, InvalidInput, NotFound, TooManyRequests
 from portal.models import AuditEvent, Invitation, Membership, Tenant, User
@@ -281,15 +281,43 @@ def test_the_language_is_kept_when_somebody_signs_up_or_switches() -> None:
 
 def test_those_who_lead_or_pay_are_told_of_a_suspension_and_its_end(user: User, stranger: User) -> None:
     tenant = make.make_tenant("Northwind", members={user: "owner", stranger: "billing", make.make_user(): "member"})
-    tenant.suspended_at, tenant.suspension_reason = timezone.now(), "Charged back."
-    tenant.save()
+    operator = Actor.system("tests")
+    suspension.suspend(tenant=tenant, reason="Charged back.", actor=operator)
     mail_tasks.mail_standing(tenant.pk)
+    mail_tasks.mail_standing(tenant.pk)  # a message that comes twice
     assert sorted(message.to[0] for message in mail.outbox) == sorted([user.email, stranger.email])
     assert all("Charged back." in str(message.body) for message in mail.outbox)
-    tenant.suspended_at = None
-    tenant.save()
+    suspension.restore(tenant=tenant, actor=operator)
     mail_tasks.mail_standing(tenant.pk)
     assert "may order again" in mail.outbox[-1].subject
+
+
+def test_a_mail_about_a_suspension_is_late_but_not_lost_without_a_broker_or_a_mail_server(
+    user: User, stranger: User, monkeypatch: pytest.MonkeyPatch, time_machine: time_machine.TimeMachineFixture
+) -> None:
+    tenant = make.make_tenant("Northwind", members={user: "owner", stranger: "billing"})
+    suspension.suspend(tenant=tenant, reason="Charged back.", actor=Actor.system("tests"))  # nothing was published
+    queued: list[str] = []
+    monkeypatch.setattr(mail_tasks, "enqueue", lambda task, pk: queued.append(pk))
+    mail_tasks.sweep_standing()
+    assert queued == [tenant.pk]
+    with monkeypatch.context() as broken:
+        broken.setattr("portal.mails.send", refuse_mail)
+        mail_tasks.mail_standing(tenant.pk)
+    mail_tasks.sweep_standing()
+    assert queued == [tenant.pk] * 2
+    mail_tasks.mail_standing(tenant.pk)
+    mail_tasks.sweep_standing()
+    assert (len(mail.outbox), len(queued)) == (2, 2)
+    suspension.restore(tenant=tenant, actor=Actor.system("tests"))
+    time_machine.move_to(timezone.now() + timedelta(hours=7))
+    mail_tasks.sweep_standing()
+    assert len(queued) == 2, "after hours the news is old"
+
+
+def refuse_mail(*_: Any) -> None:
+    """A mail server that takes nothing."""
+    raise ConnectionRefusedError
 
 
 def test_an_invitation_made_elsewhere_is_no_invitation_here(northwind: Tenant, user: User) -> None:

@@ -14,6 +14,7 @@ from portal import invitations, members, roles, signals, suspension
 from portal.actor import Actor
 from portal.errors import DomainError, NotAllowed, NotFound
 from portal.models import AuditEvent, Invitation, Membership, Tenant
+from portal.organisation_deletion import delete_organisation
 from portal.roles import Act, Role
 from rental import services as rental
 from tests import make
@@ -61,6 +62,7 @@ def told() -> Iterator[list[dict[str, Any]]]:
 def tries(tenant: Tenant, person: User, other: User) -> dict[Act, Callable[[], object]]:
     """Each act of the table, done by ``person`` through the service that pages and API call."""
     by = act(person)
+    home = make.make_tenant(members={person: role_of(person, tenant) or "", other: "owner"})  # where nothing runs
     lease = make.make_lease(tenant)
     api = ApiClient(make.make_token(person, tenant=tenant)[1])
 
@@ -81,6 +83,7 @@ def tries(tenant: Tenant, person: User, other: User) -> dict[Act, Callable[[], o
         Act.REMOVE: lambda: members.remove(tenant=tenant, user_id=other.pk, actor=by),
         Act.RENAME: lambda: members.rename(tenant=tenant, name="Other", actor=by),
         Act.HAND_OVER: lambda: members.hand_over(tenant=tenant, user_id=other.pk, actor=by),
+        Act.DELETE: lambda: delete_organisation(tenant=home, name=home.name, actor=by),
     }
 
 
