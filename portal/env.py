@@ -84,6 +84,7 @@ def database(name: str, default: str, *, pooled: bool) -> dict[str, object]:
     if parts.scheme == "sqlite":
         return {
             "ENGINE": "django.db.backends.sqlite3",
+            "CONN_MAX_AGE": 600,  # opening the file and telling it its pragmas costs more than most questions
             "NAME": parts.path[1:] if parts.path.startswith("//") else parts.path.removeprefix("/") or ":memory:",
             "OPTIONS": {
                 "transaction_mode": "IMMEDIATE",

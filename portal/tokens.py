@@ -79,7 +79,7 @@ def find(secret: str) -> ApiToken | None:
     if not looks_right(secret):
         return None
     found = ApiToken.objects.usable().filter(digest=digest(secret)).annotate(role=F("tenant__memberships__role"))
-    return found.select_related("user", "tenant").first()
+    return next(iter(found.select_related("user", "tenant").order_by()), None)  # the digest is unique: nothing to sort
 
 
 @transaction.atomic

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 def leases_of(request: Request) -> LeaseQuerySet:
     """The leases of the tenant this caller works for; anything else is 404."""
     visible = Lease.objects.visible_to(caller(request)).filter(tenant=tenant_of(request))
-    return visible.select_related("tenant", "node", "activity")
+    return visible.select_related("node", "activity")
 
 
 def tenant_of(request: Request) -> Tenant:
@@ -59,9 +59,11 @@ def tenant_of(request: Request) -> Tenant:
 
 def one_lease(request: Request, lease_id: str, leases: LeaseQuerySet | None = None) -> Lease:
     """A lease the caller may see. NotFound for every other id, existing or not (case H03)."""
-    lease = (leases_of(request) if leases is None else leases).filter(pk=lease_id).first()
-    if lease is None:
-        raise NotFound("There is no such lease.")
+    try:
+        lease = (leases_of(request) if leases is None else leases).get(pk=lease_id)
+    except Lease.DoesNotExist:
+        raise NotFound("There is no such lease.") from None
+    lease.tenant = tenant_of(request)  # has been read with the token or session
     return lease
 
 
