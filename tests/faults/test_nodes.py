@@ -136,6 +136,7 @@ def _leases_of(fleet: Stack, node: StackNode) -> list[str]:
     return [row[0] for row in fleet.query("select id from rental_lease where node_id = ?", node.node_id)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("year", ["1970", "2100"])
 def test_a_node_with_a_wrong_clock_sells_runs_and_is_charged_like_any_other(
     fleet: Stack, desk: Desk, rent: Rent, renter: Renter, year: str

@@ -47,6 +47,7 @@ def _settled(fleet: Stack, renter: Renter, lease_id: str) -> str:
     return str(lease["end_reason"] or lease["state"])
 
 
+@pytest.mark.long
 def test_an_engine_that_takes_its_containers_with_it_ends_their_lease_and_charges_no_longer(
     fleet: Stack, desk: Desk, rent: Rent, renter: Renter
 ) -> None:  # case C09
@@ -77,6 +78,7 @@ def test_an_engine_that_hangs_keeps_no_other_node_waiting_and_nothing_is_done_tw
     desk.assert_gone(guest.id)
 
 
+@pytest.mark.long
 def test_a_broker_that_comes_back_empty_loses_no_order_and_no_stop(
     fleet: Stack, desk: Desk, rent: Rent, renter: Renter
 ) -> None:  # case I05
@@ -110,6 +112,7 @@ def test_orders_and_stops_are_done_while_the_broker_is_down(
     renter.follow(ordered["id"], "ready_at", since=time.monotonic(), seconds=60)
 
 
+@pytest.mark.long
 def test_a_portal_that_is_killed_and_comes_back_disturbs_nobody_and_charges_to_the_second(
     fleet: Stack, desk: Desk, rent: Rent, renter: Renter
 ) -> None:
@@ -148,6 +151,7 @@ def test_a_database_that_restarts_costs_nothing_but_time(
     assert guest.run("true").returncode == 0
 
 
+@pytest.mark.long
 def test_an_agent_killed_while_leases_start_and_stop_finishes_both(
     fleet: Stack, desk: Desk, rent: Rent, renter: Renter
 ) -> None:  # case G01

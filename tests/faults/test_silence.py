@@ -39,6 +39,7 @@ def test_a_node_away_for_a_while_loses_nothing_and_its_time_is_confirmed_afterwa
     assert ended["end_reason"] == "released"
 
 
+@pytest.mark.long
 def test_a_node_away_for_too_long_loses_its_leases_and_stops_them_by_its_own_clock(
     fleet: Stack, desk: Desk, rent: Rent, renter: Renter
 ) -> None:  # case G01
@@ -73,6 +74,7 @@ def _ended(fleet: Stack, renter: Renter, lease_id: str) -> dict[str, object]:
     return renter.call("GET", f"leases/{lease_id}")
 
 
+@pytest.mark.long
 def test_a_container_that_ended_while_its_node_was_away_is_not_called_running(
     fleet: Stack, desk: Desk, rent: Rent, renter: Renter
 ) -> None:  # case G01
@@ -89,6 +91,7 @@ def test_a_container_that_ended_while_its_node_was_away_is_not_called_running(
     truth.assert_receipt_is_whole(renter, guest.id)
 
 
+@pytest.mark.long
 def test_a_node_that_comes_back_from_a_reboot_cleans_what_is_left_and_sells_again(
     fleet: Stack, desk: Desk, rent: Rent, renter: Renter
 ) -> None:  # case G01
