@@ -174,9 +174,7 @@ class LeaseNotice(models.Model):
 
     id = models.BigAutoField(primary_key=True)
     lease = models.ForeignKey(Lease, on_delete=models.CASCADE, related_name="notices")
-    key = models.CharField(
-        max_length=64, help_text="what makes a second one the same: run_out:15"
-    )
+    key = models.CharField(max_length=64, help_text="what makes a second one the same: run_out:15")
     kind = models.CharField(max_length=32)
     data = models.JSONField(default=dict, help_text="facts for the words; no secrets")
     at = models.DateTimeField(default=timezone.now, editable=False)

@@ -79,10 +79,7 @@ def after_two_looks(watched: Watched) -> None:
     until(looked)
 
 
-# case G04
-
-
-def test_an_event_of_a_hardware_error_takes_that_card_out_and_no_other(watched: Watched) -> None:
+def test_an_event_of_a_hardware_error_takes_that_card_out_and_no_other(watched: Watched) -> None:  # case G04
     watched.fleet.xid(watched.fleet.uuids[3], 79)
     until(lambda: bool(watched.out()))
     assert list(watched.out()) == [3]

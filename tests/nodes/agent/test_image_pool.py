@@ -39,10 +39,7 @@ def finished(ticket: Ticket) -> Ticket:
     return ticket
 
 
-# case C03: how long
-
-
-def test_a_registry_is_left_alone_for_as_long_as_it_asked_for() -> None:
+def test_a_registry_is_left_alone_for_as_long_as_it_asked_for() -> None:  # case C03
     patience = Patience()
     assert 7 <= patience.pause(limited(7)) <= 7 * 1.25
     assert 90 <= patience.pause(limited(90)) <= 90 * 1.25

@@ -108,10 +108,28 @@ def test_an_agent_killed_during_a_launch_finishes_it_in_its_next_life(node: RigN
     node.wait_for_death()
     node.start_agent()
     ready(node)
-    assert node.ssh(node.lease_id, "echo up").stdout == "up\n"
+    assert node.ssh(node.lease_id, f"{BUSYBOX} hostname").stdout == f"{node.lease_id}\n"
+    assert node.inspect(node.container)["HostConfig"]["NetworkMode"].startswith("container:")
     assert len(containers(node)) == 1
     assert starts(node, since) == 1
     release(node)
+
+
+@pytest.mark.long
+def test_a_container_that_an_agent_left_in_another_network_is_ended_free_of_charge(node: RigNode) -> None:
+    node.end("agent")
+    node.start_agent(dies="start")
+    order(node)
+    node.wait_for_death()
+    entry = node.state / "holders" / node.container / "holder"
+    holder, address, network = entry.read_text().split()
+    entry.write_text(f"{holder} {address} {int(network) + 1}")
+    node.start_agent()
+    node.portal.wait_event(node.lease_id, "cleaned")
+    assert node.portal.report(node.lease_id, "failed")["failure"] == "failed_launch"
+    assert not {"started", "ready"} & set(node.portal.events(node.lease_id))
+    node.end("agent")  # which trusts no holder any more
+    node.start_agent()
 
 
 @pytest.mark.parametrize(
@@ -261,7 +279,7 @@ def test_a_card_with_a_hardware_xid_is_out_until_it_was_mended_and_its_neighbour
 BUSYBOX = "/.lease/bin/busybox"
 COUNTING = f"while :; do {BUSYBOX} sleep 0.1; done"
 LEAVING = f"({BUSYBOX} setsid {BUSYBOX} sleep 900 &); ({BUSYBOX} true &); exec {BUSYBOX} sleep 900"
-MAINS = {  # case E01: name of the image -> its main process, its stop signal, how it ends
+MAINS = {  # name of the image -> its main process, its stop signal, how it ends
     "tail": ([BUSYBOX, "tail", "-f", "/dev/null"], "TERM", {"exit_code": 143, "killed": False}),
     "child": (
         [BUSYBOX, "sh", "-c", f"{BUSYBOX} sh -c 'trap \"exit 7\" TERM; {COUNTING}'"], "TERM",
