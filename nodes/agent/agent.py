@@ -107,7 +107,7 @@ class Agent:
         )  # fmt: skip
         preflight = Preflight(
             options=options, engine=self._engine, gpus=self._gpus, volumes=volumes, rules=self._rules, gateway=gateway,
-            node_facts=self._node_facts, leased=self._leased,
+            holders=self._holders, node_facts=self._node_facts, leased=self._leased,
         )  # fmt: skip
         self._preflight = PreflightKeeper(preflight, self._portal)
         reachable = partial(running_container, self.reconciler, self._engine)

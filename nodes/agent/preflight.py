@@ -1,5 +1,8 @@
 """Could a lease run here? One container with one GPU, made the way a lease is, whose main process is the probe.
 
+Where the node keeps networks ready, it joins one of them, as leases do, and the probe waits for its host name: that is
+the last step of a start there, behind the look whether the network is the right one.
+
 Runs at start, after a fault that speaks against the driver, and again with growing pauses until it succeeds. What it
 finds decides whether the portal sells this node.
 """
@@ -11,14 +14,25 @@ from nodes.agent.advice import with_advice
 from nodes.agent.config import Options
 from nodes.agent.desired import DesiredLease, container_name
 from nodes.agent.engine import Engine
-from nodes.agent.failures import AgentError, EngineError
+from nodes.agent.failures import AgentError, EngineError, LaunchError
 from nodes.agent.gateway_link import GatewayDownError, GatewayLink
 from nodes.agent.gpus import Gpus
-from nodes.agent.hostconfig import BUNDLE_TARGET, NodeFacts, build_body, check_hostconfig, labels
+from nodes.agent.holderbook import Holder
+from nodes.agent.holding import Holders
+from nodes.agent.hostconfig import (
+    BUNDLE_TARGET,
+    JOINING_RUNTIMES,
+    RUNTIME,
+    NodeFacts,
+    build_body,
+    check_hostconfig,
+    labels,
+)
 from nodes.agent.log import logger
 from nodes.agent.network import HostRules, bridge_name
 from nodes.agent.portal import PortalClient, PortalRefusedError, PortalUnavailableError
 from nodes.agent.probe import parse_probe
+from nodes.agent.settling import settle
 from nodes.agent.volumes import Volumes
 
 LEASE_ID, GENERATION = "ls-preflight", 1
@@ -27,6 +41,9 @@ ROLE = "preflight"
 FIRST_RETRY_S, LONGEST_RETRY_S = 5.0, 300.0
 RUN_LIMIT_S = 60.0
 BUNDLE_FILES = ("bin/busybox", "bin/sftp-server", "bin/rsync", "bin/probe")
+
+BUSYBOX, PROBE = f"{BUNDLE_TARGET}/bin/busybox", f"{BUNDLE_TARGET}/bin/probe"
+WHEN_SETTLED = f'until [ "$({BUSYBOX} hostname)" = {LEASE_ID} ]; do {BUSYBOX} sleep 0.01; done; exec {PROBE}'
 
 Check = tuple[str, Callable[[], str]]
 
@@ -47,6 +64,7 @@ class Preflight:
         volumes: Volumes,
         rules: HostRules,
         gateway: GatewayLink,
+        holders: Holders,
         node_facts: Callable[[], NodeFacts],
         leased: Callable[[], frozenset[str]],
     ) -> None:
@@ -56,6 +74,7 @@ class Preflight:
         self._volumes = volumes
         self._rules = rules
         self._gateway = gateway
+        self._holders = holders
         self._node_facts = node_facts
         self._leased = leased
 
@@ -79,7 +98,7 @@ class Preflight:
             except NothingToTestError as reason:
                 words = f"something failed here, and {reason}" if doubt else str(reason)
                 results.append({"name": name, "ok": not doubt, "detail": words})
-            except (AgentError, EngineError, GatewayDownError, OSError, ValueError) as error:
+            except (AgentError, EngineError, LaunchError, GatewayDownError, OSError, ValueError) as error:
                 results.append({"name": name, "ok": False, "detail": self._explain(str(error)[:300])[:500]})
                 return False, results
         return all(result["ok"] for result in results), results
@@ -114,34 +133,48 @@ class Preflight:
         image = self._image()
         self._tidy()
         try:
-            source, seen = self._probe(image, devices)
+            holder = self._network()
+            source, seen = self._probe(image, devices, holder)
         finally:
             self._tidy()
         if seen != devices:
             raise AgentError(f"a container given {devices[0]} sees {', '.join(seen) or 'no GPU'}")
-        return f"{devices[0]} seen inside a container by {source}"
+        where = "a network that was ready" if holder else "a network of its own"
+        return f"{devices[0]} seen by {source} inside a container in {where}"
 
-    def _probe(self, image: str, devices: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    def _network(self) -> Holder | None:
+        holder = self._holders.take(NAME, LEASE_ID) if RUNTIME in JOINING_RUNTIMES else None
+        if not holder:
+            self._engine.network_create(NAME, bridge_name(NAME), self._labels())
+        return holder
+
+    def _probe(self, image: str, devices: tuple[str, ...], holder: Holder | None) -> tuple[str, tuple[str, ...]]:
+        container = self._create(image, devices, holder)
+        self._engine.start(container)
+        facts = self._engine.inspect(container) if holder else None
+        if facts:
+            settle(self._engine, self._holders, facts, holder, hostname=LEASE_ID)
+        self._engine.wait(container, RUN_LIMIT_S)
+        return parse_probe(self._engine.logs(container))
+
+    def _create(self, image: str, devices: tuple[str, ...], holder: Holder | None) -> str:
         lease = DesiredLease(
             id=LEASE_ID, generation=GENERATION, want="run", stop_reason="", devices=devices, image=image,
             cpus_milli=1000, memory_bytes=512 << 20, shm_bytes=64 << 20, pids=256, workspace_bytes=16 << 20,
             authorized_keys=(), deadline_s=None, stop_grace_s=0,
         )  # fmt: skip
-        node = self._node_facts()
-        own = labels(node.node_id, LEASE_ID, GENERATION, ROLE)
-        self._engine.network_create(NAME, bridge_name(NAME), own)
         workspace = self._volumes.ensure(NAME, lease.workspace_bytes)
-        body = build_body(lease, node, workspace)
-        container = self._engine.create(
-            NAME, {**body, "Labels": own, "Entrypoint": [f"{BUNDLE_TARGET}/bin/probe"], "Cmd": []}
-        )
+        body = build_body(lease, self._node_facts(), workspace, holder)
+        own = {"Labels": self._labels(), "Entrypoint": [BUSYBOX, "sh", "-c", WHEN_SETTLED], "Cmd": []}
+        container = self._engine.create(NAME, {**body, **own})
         facts = self._engine.inspect(container)
         deviations = check_hostconfig(facts.inspect, body) if facts else ["it is gone"]
         if deviations:
             raise AgentError("the container is not as ordered: " + "; ".join(deviations))
-        self._engine.start(container)
-        self._engine.wait(container, RUN_LIMIT_S)
-        return parse_probe(self._engine.logs(container))
+        return container
+
+    def _labels(self) -> dict[str, str]:
+        return labels(self._node_facts().node_id, LEASE_ID, GENERATION, ROLE)
 
     def _free_gpu(self) -> str:
         leased = self._leased()
@@ -161,6 +194,7 @@ class Preflight:
 
     def _tidy(self) -> None:
         self._engine.remove(NAME)
+        self._holders.release(NAME)
         self._engine.network_remove(NAME)
         self._volumes.remove(NAME)
 

@@ -54,6 +54,8 @@ class FakeEngine:
         self.thaw = threading.Event()
         self.lost: dict[str, int] = {}  # how many calls of that name are carried out without an answer
         self.start_error = ""
+        self.pid = 1  # of every container's first process
+        self.output = ""  # of every container
         self.ignores_term = False
         self.exits_at_once: int | None = None
         self.tamper: Callable[[dict[str, Any]], None] = lambda _inspect: None
@@ -122,6 +124,8 @@ class FakeEngine:
         assert name not in self.boxes
         box = inspect_of(body, name)
         box["Id"] = f"{next(self._ids):064x}"
+        if box["HostConfig"]["NetworkMode"].startswith("container:"):
+            box["NetworkSettings"]["Networks"] = {}
         self.tamper(box)
         self.boxes[name] = box
         self._answer("create")
@@ -131,7 +135,7 @@ class FakeEngine:
         self._call("start")
         if self.start_error:
             raise EngineError(self.start_error, status=500)
-        self._box(container)["State"] |= {"Status": "running", "Pid": 1}
+        self._box(container)["State"] |= {"Status": "running", "Pid": self.pid}
         if self.exits_at_once is not None:
             self.exit(container, self.exits_at_once)
         self._answer("start")
@@ -182,7 +186,7 @@ class FakeEngine:
 
     def logs(self, container: str) -> str:
         self._call(f"logs {container}")
-        return ""
+        return self.output
 
     def exits(self, stop: threading.Event) -> Iterator[Mapping[str, str]]:
         while not stop.is_set():

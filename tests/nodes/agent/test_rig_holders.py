@@ -97,6 +97,10 @@ def test_no_lease_gets_a_network_that_another_had(node: RigNode) -> None:
     assert len(interfaces(node)) == SIZE
 
 
+def test_the_preflight_goes_the_way_of_a_lease(node: RigNode) -> None:
+    assert node.portal.preflights[-1]["checks"][-1]["detail"].endswith("inside a container in a network that was ready")
+
+
 def test_half_of_the_pool_waits_however_many_leases_there_are(node: RigNode) -> None:
     first, node.lease_id = node.lease_id, f"{node.lease_id}b"
     for lease_id, number in ((first, 0), (node.lease_id, 1)):

@@ -11,6 +11,7 @@ from nodes.agent.desired import DesiredLease
 from nodes.agent.failures import LaunchError
 from nodes.agent.gateway_link import GatewayLink
 from nodes.agent.gpus import Gpus, GpuUnreadableError
+from nodes.agent.holding import Holders, NoHolders
 from nodes.agent.hostconfig import NodeFacts
 from nodes.agent.images import ImagePool
 from nodes.agent.network import HostRules
@@ -85,6 +86,7 @@ class World:
         self.directory = directory
         self.faults: list[str] = []
         self.silence_s = 900.0
+        self.holders: Holders = NoHolders()
 
     def start(self) -> None:
         """What the agent does at its start."""
@@ -97,7 +99,7 @@ class World:
             gateway=self.gateway, gpus=cast(Gpus, self.cards), prover=self.proof, portal=client, contact=contact,
             store=Store(self.directory / "leases"), threads=ThreadPoolExecutor(4), cleaning_limit_s=0.3, watch_s=0.2,
             node_facts=lambda: NodeFacts(NODE_ID, "device_request", Path("/bundle"), 1024, memlock=False),
-            on_driver_fault=lambda: self.faults.append("driver"),
+            on_driver_fault=lambda: self.faults.append("driver"), holders=self.holders,
         )  # fmt: skip
         self.reconciler = Reconciler(parts, NoRules(resolv_confs=()), NODE_ID, pull_s=0.2)
         self.reconciler.start()
