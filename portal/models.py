@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.contrib.auth.base_user import BaseUserManager
 from django.contrib.auth.models import AbstractUser
@@ -14,6 +14,9 @@ from django.utils.translation import gettext_lazy as _
 
 from portal import ids
 from portal.roles import ALLOWED, Act, Role
+
+if TYPE_CHECKING:
+    from datetime import datetime
 
 
 class UserManager(BaseUserManager["User"]):
@@ -212,10 +215,10 @@ class SshKey(models.Model):
 class ApiTokenQuerySet(models.QuerySet["ApiToken"]):
     """Named questions about tokens."""
 
-    def usable(self) -> ApiTokenQuerySet:
+    def usable(self, now: datetime | None = None) -> ApiTokenQuerySet:
         """Tokens that open the API now: not revoked, not expired, of an active user who is still a member."""
         return self.filter(
-            Q(expires_at__isnull=True) | Q(expires_at__gt=timezone.now()),
+            Q(expires_at__isnull=True) | Q(expires_at__gt=now or timezone.now()),
             revoked_at__isnull=True,
             user__is_active=True,
             tenant__memberships__user=F("user"),

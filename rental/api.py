@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from django.db.models import Q
 from django.utils import timezone
@@ -16,9 +16,10 @@ from portal import rate_limits
 from portal.actor import Actor
 from portal.api import caller
 from portal.errors import InvalidInput, NotFound
-from portal.models import Tenant
+from portal.models import Tenant, User
 from portal.pagination import Cursor
 from portal.permissions import PUBLIC
+from portal.ready import Ready
 from portal.services import current_tenant
 from rental import catalog, extend, lease_tag, receipts, requests, services
 from rental.models import Lease, LeaseEvent
@@ -57,12 +58,29 @@ def tenant_of(request: Request) -> Tenant:
     return current_tenant(request)
 
 
-def one_lease(request: Request, lease_id: str, leases: LeaseQuerySet | None = None) -> Lease:
+def polled_lease(request: Request, lease_id: str) -> Lease:
+    """As one_lease, with what its tag needs."""
+    found = _POLLED.rows(user=caller(request).pk, tenant=tenant_of(request).pk, lease=lease_id)
+    if not found:
+        raise NotFound(NO_LEASE)
+    return found[0]
+
+
+def _polled(user: str, tenant: str, lease: str) -> LeaseQuerySet:
+    visible = Lease.objects.visible_to(User(pk=user)).filter(tenant=tenant, pk=lease)
+    return lease_tag.with_last_event(visible.select_related("node", "activity").order_by())
+
+
+NO_LEASE: Final = "There is no such lease."
+_POLLED: Final = Ready(_polled, user="?user", tenant="?tenant", lease="?lease")
+
+
+def one_lease(request: Request, lease_id: str) -> Lease:
     """A lease the caller may see. NotFound for every other id, existing or not (case H03)."""
     try:
-        lease = (leases_of(request) if leases is None else leases).get(pk=lease_id)
+        lease = leases_of(request).get(pk=lease_id)
     except Lease.DoesNotExist:
-        raise NotFound("There is no such lease.") from None
+        raise NotFound(NO_LEASE) from None
     lease.tenant = tenant_of(request)  # has been read with the token or session
     return lease
 
@@ -154,7 +172,7 @@ class OneLease(APIView):
     @extend_schema(operation_id="get_lease", responses=LeaseOut)
     def get(self, request: Request, lease_id: str) -> HttpResponseBase:
         """One lease. Its ETag changes with everything but the counters; with If-None-Match the answer may be 304."""
-        lease, now = one_lease(request, lease_id, lease_tag.with_last_event(leases_of(request))), timezone.now()
+        lease, now = polled_lease(request, lease_id), timezone.now()
         tag = lease_tag.of(lease, now)
         answer = get_conditional_response(request._request, etag=tag) if tag else None  # noqa: SLF001  # DRF's way
         if answer is None:
