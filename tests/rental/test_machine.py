@@ -212,5 +212,7 @@ def test_no_sequence_of_events_loses_a_device_or_a_tick(monkeypatch: pytest.Monk
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_no_long_sequence_of_events_loses_a_device_or_a_tick(monkeypatch: pytest.MonkeyPatch) -> None:  # case B01, case F09
+def test_no_long_sequence_of_events_loses_a_device_or_a_tick(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # case B01, case F09
     run(monkeypatch, 250, 50)

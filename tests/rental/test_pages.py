@@ -221,9 +221,7 @@ def test_no_page_speaks_of_what_is_not_built(page: Client, tenant: Tenant, node:
     lease = make.make_lease(tenant)
     pages = [text(page, "/"), text(page, reverse("rent")), text(page, reverse("leases")), lease_page(page, lease)]
     for shown in [text(Client(), "/"), *pages]:
-        assert not re.search(
-            r"\b(volume|queue|reserv\w+|snapshot|terminal)\b", re.sub(r"<[^>]*>", " ", shown), re.I
-        )
+        assert not re.search(r"\b(volume|queue|reserv\w+|snapshot|terminal)\b", re.sub(r"<[^>]*>", " ", shown), re.I)
 
 
 # --- stop and receipt -------------------------------------------------------------------------------------------------
