@@ -58,5 +58,5 @@ class _Made:
         bound = tuple(param if name is None else self.adapt(values[name]) for name, param in self.params)
         self.compiler.as_sql = lambda *_args, **_options: (self.sql, bound)
         asked = self.queryset.all()
-        asked.query.get_compiler = lambda *_args, **_options: self.compiler
+        asked.query.get_compiler = lambda *_args, **_options: self.compiler  # type: ignore[method-assign]
         return list(ModelIterable(asked))
