@@ -80,7 +80,8 @@ def find(secret: str) -> ApiToken | None:
     """
     if not looks_right(secret):
         return None
-    return next(iter(_BY_DIGEST.rows(digest=digest(secret), now=timezone.now())), None)
+    found: list[ApiToken] = _BY_DIGEST.rows(digest=digest(secret), now=timezone.now())
+    return found[0] if found else None
 
 
 def _by_digest(digest: str, now: datetime) -> QuerySet[ApiToken]:

@@ -63,7 +63,8 @@ def polled_lease(request: Request, lease_id: str) -> Lease:
     found = _POLLED.rows(user=caller(request).pk, tenant=tenant_of(request).pk, lease=lease_id)
     if not found:
         raise NotFound(NO_LEASE)
-    return found[0]
+    lease: Lease = found[0]
+    return lease
 
 
 def _polled(user: str, tenant: str, lease: str) -> LeaseQuerySet:

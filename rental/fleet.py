@@ -9,11 +9,14 @@ from django.conf import settings
 from django.db.models import Max
 
 from nodes.models import Gpu, board_gb
+from portal.ready import Ready
 from rental import placement
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from datetime import datetime
+
+    from django.db.models import QuerySet
 
 
 class FleetGpu(NamedTuple):
@@ -39,12 +42,18 @@ FACTS: Final = (
 
 def read(*, now: datetime, gpu_model: str | None = None) -> list[FleetGpu]:
     """Every GPU that is present on an enrolled, unrevoked node; of one model if named. One query."""
-    gpus = Gpu.objects.present().filter(node__enrolled_at__isnull=False, node__revoked_at__isnull=True)
-    if gpu_model is not None:
-        gpus = gpus.filter(model=gpu_model)
     heard = now - timedelta(seconds=settings.QUIET_AFTER_S)
-    rows = gpus.order_by("node__name", "node_id", "pci_bus_id", "id").values_list(*FACTS, Max("slots__used_milli"))
+    rows = _rows(Gpu.objects.all()) if gpu_model is None else _OF_MODEL.rows(model=gpu_model)
     return [_gpu(row, heard) for row in rows]
+
+
+def _rows(gpus: QuerySet[Gpu]) -> QuerySet[Gpu, tuple[Any, ...]]:
+    there = gpus.filter(retired_at__isnull=True, node__enrolled_at__isnull=False, node__revoked_at__isnull=True)
+    return there.order_by("node__name", "node_id", "pci_bus_id", "id").values_list(*FACTS, Max("slots__used_milli"))
+
+
+# Every quote and every order asks this.
+_OF_MODEL: Final = Ready(lambda model: _rows(Gpu.objects.filter(model=model)), model="?model")
 
 
 def _gpu(row: tuple[Any, ...], heard: datetime) -> FleetGpu:
