@@ -33,6 +33,27 @@ def pytest_configure() -> None:
         raise pytest.UsageError("Run the tests with DJANGO_SETTINGS_MODULE=tests.settings.")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """One more option, for the pass on the second database."""
+    parser.addoption(
+        "--second-database", action="store_true", help="only tests that may find something else on another database"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without a database, or about routes and words alone, a test says the same on both: once is enough."""
+    if not config.getoption("--second-database"):
+        return
+    chosen = [item for item in items if _may_differ(item)]
+    config.hook.pytest_deselected(items=[item for item in items if not _may_differ(item)])
+    items[:] = chosen
+
+
+def _may_differ(item: pytest.Item) -> bool:
+    uses = item.get_closest_marker("django_db") or "db" in getattr(item, "fixturenames", ())
+    return bool(uses) and item.get_closest_marker("one_database") is None
+
+
 @pytest.fixture(autouse=True)
 def _closed_network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that would leave this machine fails the test. Rig tests have namespaces of their own."""

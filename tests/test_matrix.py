@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from django.db.models import Model
     from django.test.client import _MonkeyPatchedWSGIResponse as Answer
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.one_database]
 
 OURS = ("portal", "nodes", "billing", "rental", "account")
 ROUTES = list(every_route())

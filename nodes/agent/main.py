@@ -5,8 +5,8 @@ import os
 import signal
 import socket
 import sys
-import threading
 from pathlib import Path
+from queue import SimpleQueue
 
 from nodes.agent import VERSION, log
 from nodes.agent.agent import Agent, prepare_directories, take_lock
@@ -117,14 +117,15 @@ def _run(options: Options, _given: dict[str, object]) -> int:
     if group_id(options.gateway_group) is None:
         logger.warning("no group %s on this machine: the gateway has to run as root", options.gateway_group)
     agent = Agent(options, identity)
-    stop = threading.Event()
+    # Not an Event: its set() in a handler waits for ever where the signal came while wait() held the same lock.
+    stop: SimpleQueue[int] = SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, lambda number, _: stop.put(number))
     agent.start()
     logger.info(
         "agent %s of node %s runs%s", VERSION, identity.node_id, " (GPUs are simulated)" if options.simulate else ""
     )
-    stop.wait()
+    stop.get()
     agent.stop()
     logger.info("agent ends; leases go on")
     return 0

@@ -17,7 +17,7 @@ from portal.models import User
 from portal.routes import every_route
 from tests.portal.second_factor import confirm_code, log_in, log_in_with_app, recovery_codes, with_app
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.one_database]
 
 ADMIN = reverse("admin:index")
 PLAIN = [route for route in every_route() if route.path.startswith("admin/") and "<" not in route.path]

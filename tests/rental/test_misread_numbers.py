@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from portal.models import Tenant, User
     from tests.clients import ApiClient
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.one_database]
 MISREAD = ["1,5", "1.500,00", "9.999,99", "1 000", "1\u00a0000", "9.999", "1,000", "٣", "1e1", "-5"]
 LANGUAGES = pytest.mark.parametrize("language", ["de", "fr", "ru", "zh-hans"])
 RENT = {"gpu_model": make.H100, "gpu_count": "1", "plan": "on_demand", "image": "", "idle_timeout": "1800"}
