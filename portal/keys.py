@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import asyncssh
 from django.db import IntegrityError, transaction
+from django.utils.translation import gettext as _
 
 from portal.errors import DomainError, InvalidInput
 from portal.models import SshKey, User
@@ -38,7 +39,6 @@ ACCEPTED: Final = (
     "sk-ecdsa-sha2-nistp256@openssh.com",
     "ssh-rsa",
 )
-ACCEPTED_WORDS: Final = f"Accepted: {', '.join(ACCEPTED[:-1])}, ssh-rsa from {LEAST_RSA} to {MOST_RSA} bits."
 PRIVATE: Final = re.compile(
     r"PRIVATE KEY-----|PRIVATE KEY ----|^PuTTY-User-Key-File-|^Private-Lines:|^openssh-key-v1", re.I | re.M
 )
@@ -70,7 +70,7 @@ def read_public_key(text: str) -> PublicKey:
     lines = [line.strip(BLANKS) for line in LINE_ENDS.split(text)]
     lines = [line for line in lines if line]
     if not lines:
-        raise _wrong("Paste the content of the file that ends in .pub.")
+        raise _wrong(_("Paste the content of the file that ends in .pub."))
     key_type, data, comment = _ssh2(lines) if lines[0] == SSH2_BEGIN else _one_line(lines)
     blob = _decode(data)
     _judge(key_type, blob)
@@ -91,14 +91,14 @@ def add_key(*, user: User, name: str, text: str, actor: Actor) -> SshKey:
         with transaction.atomic():
             User.objects.select_for_update().get(pk=user.pk)  # the count below holds against a second request
             if user.ssh_keys.count() >= MAX_KEYS:
-                raise InvalidInput.field("public_key", f"You have {MAX_KEYS} keys; remove one first.")
+                raise InvalidInput.field("public_key", _("You have %d keys; remove one first.") % MAX_KEYS)
             key = SshKey.objects.create(
                 user=user, name=name, key_type=read.key_type, line=read.line, fingerprint=read.fingerprint
             )
             audit(actor=actor, action="ssh_key.added", obj=key, data={"name": name, "fingerprint": key.fingerprint})
             transaction.on_commit(lambda: ssh_keys_changed.send(sender=SshKey, user=user))
     except IntegrityError as error:
-        raise DomainError("You have this key already.", code="duplicate") from error
+        raise DomainError(_("You have this key already."), code="duplicate") from error
     return key
 
 
@@ -118,18 +118,23 @@ def _wrong(sentence: str, code: str = "invalid_key") -> InvalidInput:
     return InvalidInput.field("public_key", sentence, code=code)
 
 
+def _accepted() -> str:
+    facts = {"types": ", ".join(ACCEPTED[:-1]), "least": LEAST_RSA, "most": MOST_RSA}
+    return _("Accepted: %(types)s, ssh-rsa from %(least)d to %(most)d bits.") % facts
+
+
 def _damaged() -> InvalidInput:
-    return _wrong("The key is cut short or damaged. Copy the whole line of the .pub file.")
+    return _wrong(_("The key is cut short or damaged. Copy the whole line of the .pub file."))
 
 
 def _refuse_oversize(text: str) -> None:
     if len(text.encode("utf-8", "surrogatepass")) > MAX_TEXT:
-        raise _wrong(f"Too long for a public key: at most {MAX_TEXT} bytes.", "too_large")
+        raise _wrong(_("Too long for a public key: at most %d bytes.") % MAX_TEXT, "too_large")
 
 
 def _refuse_private(text: str) -> None:
     if PRIVATE.search(text):
-        sentence = (
+        sentence = _(
             "This looks like a private key. It was not stored. It has left your machine, so replace the pair: "
             "run ssh-keygen and paste the file that ends in .pub."
         )
@@ -140,14 +145,14 @@ def _one_line(lines: list[str]) -> tuple[str, str, str]:
     """Type, base64 and comment of an authorized_keys line whose base64 may be wrapped over further lines."""
     words = lines[0].split()
     if not TYPE_WORD.fullmatch(words[0]) or "=" in words[0]:
-        raise _wrong(f"A public key starts with its type; options are not accepted. {ACCEPTED_WORDS}")
+        raise _wrong(f"{_('A public key starts with its type; options are not accepted.')} {_accepted()}")
     key_type = words[0].lower()
     _check_type(key_type)
     data, comment = (words[1] if len(words) > 1 else ""), " ".join(words[2:])
     for line in lines[1:]:
         # Whatever else a second line may be, it is not a piece of base64: it never reaches authorized_keys.
         if comment or not BASE64.fullmatch(line.split()[0]) or data.endswith("="):
-            raise _wrong("One key per entry: there is something after the first line.", "more_than_one_line")
+            raise _wrong(_("One key per entry: there is something after the first line."), "more_than_one_line")
         data, comment = data + line.split()[0], " ".join(line.split()[1:])
     return key_type, data, comment
 
@@ -155,7 +160,7 @@ def _one_line(lines: list[str]) -> tuple[str, str, str]:
 def _ssh2(lines: list[str]) -> tuple[str, str, str]:
     """Type, base64 and comment of an RFC 4716 block, the form PuTTYgen saves."""
     if lines[-1] != SSH2_END or lines.count(SSH2_BEGIN) != 1 or lines.count(SSH2_END) != 1:
-        raise _wrong("One key per entry: the SSH2 block must be whole and alone.", "more_than_one_line")
+        raise _wrong(_("One key per entry: the SSH2 block must be whole and alone."), "more_than_one_line")
     comment, data, continued = "", "", False
     for line in lines[1:-1]:
         if continued or ":" in line:
@@ -174,10 +179,10 @@ def _check_type(key_type: str) -> None:
     if key_type in ACCEPTED:
         return
     if "-cert-v" in key_type:
-        raise _wrong("This is a certificate, not a key. Paste the key itself (the .pub file without -cert).")
+        raise _wrong(_("This is a certificate, not a key. Paste the key itself (the .pub file without -cert)."))
     if key_type == "ssh-dss":
-        raise _wrong(f"DSA keys are too weak. {ACCEPTED_WORDS}", "weak_key")
-    raise _wrong(f"This is not a key type we know. {ACCEPTED_WORDS}")
+        raise _wrong(f"{_('DSA keys are too weak.')} {_accepted()}", "weak_key")
+    raise _wrong(f"{_('This is not a key type we know.')} {_accepted()}")
 
 
 def _decode(data: str) -> bytes:
@@ -204,7 +209,7 @@ def _first_string(blob: bytes) -> str:
 
 def _judge(key_type: str, blob: bytes) -> None:
     if _first_string(blob) != key_type:
-        raise _wrong("The key's type and its content do not match. Copy the whole line of the .pub file.")
+        raise _wrong(_("The key's type and its content do not match. Copy the whole line of the .pub file."))
     if key_type == "ssh-rsa":
         _judge_rsa(blob)
     try:
@@ -213,7 +218,7 @@ def _judge(key_type: str, blob: bytes) -> None:
     except (asyncssh.KeyImportError, ValueError, OverflowError):
         raise _damaged() from None
     if parsed.public_data != blob:
-        raise _wrong("The key is damaged: there is more in it than a key.")
+        raise _wrong(_("The key is damaged: there is more in it than a key."))
 
 
 def _judge_rsa(blob: bytes) -> None:
@@ -231,14 +236,16 @@ def _judge_rsa(blob: bytes) -> None:
     bits = modulus.bit_length()
     if not LEAST_RSA <= bits <= MOST_RSA:
         raise _wrong(
-            f"RSA with {bits} bits: from {LEAST_RSA} to {MOST_RSA} are accepted; Ed25519 is better.", "weak_key"
+            _("RSA with %(bits)d bits: from %(least)d to %(most)d are accepted; Ed25519 is better.")
+            % {"bits": bits, "least": LEAST_RSA, "most": MOST_RSA},
+            "weak_key",
         )
     if exponent < 3 or exponent % 2 == 0 or modulus % 2 == 0:  # noqa: PLR2004  # not RSA at all, or trivially broken
-        raise _wrong("This RSA key is broken; make a new one with ssh-keygen -t ed25519.", "weak_key")
+        raise _wrong(_("This RSA key is broken; make a new one with ssh-keygen -t ed25519."), "weak_key")
 
 
 def _checked_name(name: str) -> str:
     name = " ".join(name.split())[:MAX_NAME]
     if not name or not name.isprintable():
-        raise InvalidInput.field("name", f"Give 1 to {MAX_NAME} visible letters.")
+        raise InvalidInput.field("name", _("Give 1 to %d visible letters.") % MAX_NAME)
     return name

@@ -134,7 +134,7 @@ def revoke(*, token: ApiToken, actor: Actor) -> ApiToken:
 def _checked_name(name: str) -> str:
     name = name.strip()
     if not name or len(name) > MAX_NAME or not name.isprintable():
-        raise InvalidInput.field("name", f"Give 1 to {MAX_NAME} visible letters.")
+        raise InvalidInput.field("name", str(_("Give 1 to %d visible letters.") % MAX_NAME))
     return name
 
 
