@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import pytest
 from asgiref.sync import sync_to_async
@@ -12,7 +13,9 @@ from django.conf import settings
 from django.db import connections
 from django.test import AsyncClient, Client
 from django.urls import reverse
+from django.utils import timezone
 
+from nodes.models import SshEvent
 from portal import tokens
 from portal.actor import Actor
 from portal.models import AuditEvent, Tenant, TokenPlace, User
@@ -478,6 +481,9 @@ def admin_object(route: Route, user: User) -> dict[str, str]:
     make.make_key(user)
     make.make_token(user)
     make.make_top_up(lease.tenant)
+    SshEvent.objects.create(
+        event_id=uuid4(), node=lease.node, lease_ref=lease.pk, kind=SshEvent.Kind.LOGIN, at=timezone.now()
+    )
     audit(actor=Actor.system("tests"), action="tested", obj=lease)
     model = re.match(r"admin/(portal|nodes|billing|rental|account)/(\w+)/", route.path)
     row = apps.get_model(model[1], model[2])._base_manager.first() if model else None
