@@ -45,7 +45,7 @@ SCOPES: Final = {
     "billing:read": _("See balance and ledger"),
     "billing:write": _("Set the spend cap of the month"),
     "tenants:read": _("See the tenant, its members and invitations"),
-    "tenants:write": _("Invite people, change roles, remove members"),
+    "tenants:write": _("Invite people, change roles, remove members; delete the organisation"),
 }
 
 
