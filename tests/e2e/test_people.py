@@ -29,7 +29,7 @@ def test_who_deletes_the_account_is_out_of_every_session_and_only_their_own_leas
     stack: Stack, desk: Desk, rent: Rent, renter: Renter
 ) -> None:  # case A11
     leaver = stack.renter("pat")
-    [(address, leaver_id)] = stack.query("select email, id from portal_user where email like 'pat-%'")
+    [(address, leaver_id)] = stack.query("select email, id from portal_user where email like ?", "pat-%")
     [(owner_id,)] = stack.query("select id from portal_user where email like 'maya-%'")
     stack.portal.manage("shell", "-c", JOIN.format(ids=(owner_id, leaver_id)))
     shared, own = rent(renter), desk.rent(leaver)
