@@ -30,7 +30,7 @@ def test_who_deletes_the_account_is_out_of_every_session_and_only_their_own_leas
 ) -> None:  # case A11
     leaver = stack.renter("pat")
     [(address, leaver_id)] = stack.query("select email, id from portal_user where email like ?", "pat-%")
-    [(owner_id,)] = stack.query("select id from portal_user where email like 'maya-%'")
+    [(owner_id,)] = stack.query("select id from portal_user where email like ?", "maya-%")
     stack.portal.manage("shell", "-c", JOIN.format(ids=(owner_id, leaver_id)))
     shared, own = rent(renter), desk.rent(leaver)
     inside = Guest(leaver, shared.lease, leaver.home / "demo_ed25519")
