@@ -67,7 +67,11 @@ class ControlServer:
         except RequestError as error:
             return {"error": str(error)}
         for sibling in self._siblings if operation != "keys" else ():
-            _add(own, await sibling.ask(line))
+            answer = await sibling.ask(line)
+            if operation == "activity" and answer is None:
+                # What nobody can say must not read as "nobody typed": the lease would be released as idle.
+                return {"error": "a process of the gateway does not answer"}
+            _add(own, answer or {})
         return own
 
     def _own(self, operation: str, request: dict[str, Any]) -> Answer:
@@ -90,15 +94,15 @@ class _Sibling:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._turn = asyncio.Lock()
 
-    async def ask(self, line: bytes) -> Answer:
-        """Its answer; empty where there is none in time. A process that hangs must not hide what the others know."""
+    async def ask(self, line: bytes) -> Answer | None:
+        """Its answer; None where there is none in time. A process that hangs keeps nobody waiting for long."""
         async with self._turn:
             try:
                 return await asyncio.wait_for(self._ask(line), SIBLING_LIMIT_S)
             except (OSError, TimeoutError, ValueError):
                 if self._streams is not None:
                     self._streams[1].close()  # a late answer would be taken for that to the next question
-                return {}
+                return None
 
     async def _ask(self, line: bytes) -> Answer:
         if self._streams is None:
