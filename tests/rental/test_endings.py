@@ -154,6 +154,7 @@ def test_a_suspended_tenant_loses_its_leases_keys_and_orders_and_is_charged_unti
     report(starting, "cleaned")
     assert -sum(entry.ticks for entry in tenant.accounts.get().entries.filter(kind="usage")) == 30 * RATE
     Tenant.objects.update(suspended_at=None)
+    tenant.refresh_from_db()
     Node.objects.update(last_seen_at=timezone.now())
     assert order(renter, tenant).state == State.ASSIGNED
     assert state(lease) == (State.ENDED, EndReason.TENANT_SUSPENDED)
