@@ -18,3 +18,5 @@ STAFF_MFA = False
 PASSWORD_HASHERS = [
     "django.contrib.auth.hashers.MD5PasswordHasher"
 ]  # tests make many users; the real one is slow on purpose
+# Each test has clients of its own, and each would look for all static files first: half of the time of the whole run.
+WHITENOISE_AUTOREFRESH = True
