@@ -97,6 +97,7 @@ def _broker_users(fleet: Stack) -> int:
     return sum(str(name).startswith("node.") for name in fleet.redis().acl_users())
 
 
+@pytest.mark.long
 def test_orders_and_stops_are_done_while_the_broker_is_down(
     fleet: Stack, desk: Desk, rent: Rent, renter: Renter
 ) -> None:  # case I05
@@ -132,6 +133,7 @@ def test_a_portal_that_is_killed_and_comes_back_disturbs_nobody_and_charges_to_t
     assert "node_silent" not in truth.reasons(receipt)
 
 
+@pytest.mark.long
 def test_a_database_that_restarts_costs_nothing_but_time(
     fleet: Stack, desk: Desk, rent: Rent, renter: Renter, database: Postgres | None
 ) -> None:
@@ -168,6 +170,7 @@ def test_an_agent_killed_while_leases_start_and_stop_finishes_both(
         truth.assert_whole(fleet)
 
 
+@pytest.mark.long
 def test_one_message_twice_two_beats_and_two_workers_do_everything_once(
     fleet: Stack, desk: Desk, rent: Rent, renter: Renter
 ) -> None:  # case I02
@@ -188,6 +191,7 @@ def test_one_message_twice_two_beats_and_two_workers_do_everything_once(
     assert fleet.query("select count(*) from rental_usagesegment where lease_id = ?", guest.id) == [(1,)]
 
 
+@pytest.mark.long
 def test_a_gateway_that_is_killed_comes_back_with_its_host_key_and_the_lease_goes_on(fleet: Stack, rent: Rent) -> None:
     guest = rent()
     with guest.terminal(rows=24, cols=80) as terminal:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.rig
 
 
+@pytest.mark.long
 def test_a_node_away_for_a_while_loses_nothing_and_its_time_is_confirmed_afterwards(
     fleet: Stack, desk: Desk, rent: Rent, renter: Renter
 ) -> None:  # case G01

@@ -151,6 +151,7 @@ def test_a_busy_loop_shows_in_its_own_lease_alone(node: Node) -> None:  # case D
     assert all(is_quiet(activity) for activity in node.told(IDLE, since))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("internet")
 def test_a_download_shows_as_network(node: Node) -> None:  # case D01
     since = node.beats
@@ -219,6 +220,7 @@ def test_an_open_session_is_quiet_until_somebody_types(node: Node) -> None:  # c
     asyncio.run(session())
 
 
+@pytest.mark.long
 def test_a_look_at_the_ssh_way_in_costs_far_less_than_counts_as_use(node: Node) -> None:  # case D02
     container = Container.find(node.inspect(f"lessor-{IDLE}-1")["State"]["Pid"], 1.0)
     assert container

@@ -101,6 +101,7 @@ def test_the_preflight_goes_the_way_of_a_lease(node: RigNode) -> None:
     assert node.portal.preflights[-1]["checks"][-1]["detail"].endswith("inside a container in a network that was ready")
 
 
+@pytest.mark.long
 def test_half_of_the_pool_waits_however_many_leases_there_are(node: RigNode) -> None:
     first, node.lease_id = node.lease_id, f"{node.lease_id}b"
     for lease_id, number in ((first, 0), (node.lease_id, 1)):
@@ -135,6 +136,7 @@ def test_an_agent_that_starts_again_keeps_the_pool_and_the_holder_in_use(node: R
     assert had not in [network_of(node, holder) for holder in full(node)]
 
 
+@pytest.mark.long
 def test_a_holder_that_died_while_it_waited_is_replaced(node: RigNode) -> None:
     victim = node.holders()[0]
     node.engine.docker("kill", victim)
@@ -144,6 +146,7 @@ def test_a_holder_that_died_while_it_waited_is_replaced(node: RigNode) -> None:
     release(node)
 
 
+@pytest.mark.long
 def test_a_holder_that_dies_under_a_lease_takes_nothing_from_it(node: RigNode) -> None:
     used = run(node)
     node.engine.docker("rm", "--force", used)
