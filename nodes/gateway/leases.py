@@ -42,23 +42,26 @@ class LeaseBook:
         self._path = path
         self._seen: tuple[int, int, int] | None = None
         self._leases: dict[str, LeaseKeys] = {}
+        self._readings = 0
 
-    def refresh(self) -> bool:
-        """Look at the file; True where its content was read anew."""
+    def refresh(self) -> int:
+        """Look at the file; how often its content was read anew. Whoever acts on changes compares with what they saw.
+
+        A login or a question of the agent may read a change first: "it changed just now" would be true for them alone.
+        """
         try:
             facts = self._path.stat()
             version = (facts.st_ino, facts.st_mtime_ns, facts.st_size)
-            if version == self._seen:
-                return False
-            self._seen = version
-            self._leases = _parse(self._path.read_text())
+            if version != self._seen:
+                self._seen = version
+                self._leases = _parse(self._path.read_text())
+                self._readings += 1
         except FileNotFoundError:
-            changed, self._seen, self._leases = bool(self._leases), None, {}
-            return changed
+            self._readings += bool(self._leases)
+            self._seen, self._leases = None, {}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             log.error("leases.json cannot be read, keeping what was known: %s", type(error).__name__)  # noqa: TRY400
-            return False
-        return True
+        return self._readings
 
     def of(self, lease_id: str) -> LeaseKeys:
         """The keys of a lease, read fresh; an unknown lease has none."""

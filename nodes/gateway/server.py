@@ -72,8 +72,10 @@ class Gateway:
 
     async def watch(self) -> None:
         """Drop what the agent's list no longer admits. Runs for ever."""
+        acted_on = 0
         while True:
-            if self.book.refresh():
+            if (reading := self.book.refresh()) != acted_on:
+                acted_on = reading
                 self.activity.retain(self.book.lease_ids())
                 for connection in list(self.live):
                     connection.check_still_admitted()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import asyncssh
 import pytest
 
 from nodes.gateway.leases import NOBODY, LeaseBook
+from nodes.gateway.server import Gateway
 
 
 def make_key() -> asyncssh.SSHKey:
@@ -38,7 +41,26 @@ def test_a_replaced_file_is_seen_at_the_next_question(tmp_path: Path) -> None:
 
     assert not book.of("one").admits(first.public_data)
     assert book.of("one").keys == {second.public_data: second.get_fingerprint()}
-    assert not book.refresh()
+    assert book.refresh() == book.refresh()
+
+
+async def test_a_change_that_a_login_read_first_still_drops_who_is_not_admitted_any_more(tmp_path: Path) -> None:
+    path, key, looked = tmp_path / "leases.json", make_key(), asyncio.Event()
+    book = LeaseBook(path)
+    write(path, one={"keys": [line(key)], "probe_key": None})
+
+    class Watched:
+        def check_still_admitted(self) -> None:
+            if not book.of("one").admits(key.public_data):
+                looked.set()
+
+    gateway = SimpleNamespace(book=book, live=[Watched()], activity=SimpleNamespace(retain=lambda _: None))
+    watcher = asyncio.ensure_future(Gateway.watch(gateway))  # type: ignore[arg-type]  # what watch() uses of it
+    await asyncio.sleep(0)  # its first look
+    write(path, one={"keys": [], "probe_key": None})
+    book.of("one")  # a login, or a question of the agent, reads the change before the watcher looks again
+    await asyncio.wait_for(looked.wait(), 5)
+    watcher.cancel()
 
 
 def test_a_missing_file_lets_nobody_in(tmp_path: Path) -> None:
@@ -49,7 +71,7 @@ def test_a_missing_file_lets_nobody_in(tmp_path: Path) -> None:
 
     path.unlink()
 
-    assert book.refresh()
+    assert book.refresh() == 2  # the file, and that it went
     assert book.of("one") == NOBODY
 
 
