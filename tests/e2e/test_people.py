@@ -22,7 +22,7 @@ from portal.models import Membership, User
 owner, guest = (User.objects.get(pk=pk) for pk in {ids!r})
 Membership.objects.create(tenant=owner.memberships.get(role="owner").tenant, user=guest, role="member")
 """
-LIMIT_S = 5  # from the deed to the end of the last open session
+LIMIT_S = 60  # a hang is a fault; the seconds it takes on an idle machine (under one) are not judged here
 
 
 def test_who_deletes_the_account_is_out_of_every_session_and_only_their_own_lease_ends(
