@@ -57,6 +57,7 @@ def test_who_deletes_the_account_is_out_of_every_session_and_only_their_own_leas
     over = "select 1 from rental_lease where id = ? and state = 'ended' and end_reason = 'released'"
     stack.wait("the end of the lease", lambda: stack.query(over, own.id))
     [(segment, ticks)] = stack.query("select id, ticks from rental_usagesegment where lease_id = ?", own.id)
-    assert stack.query("select -ticks from billing_ledgerentry where source = ?", f"segment:{segment}") == [(ticks,)]
+    posted = stack.query("select -ticks from billing_ledgerentry where source = ?", f"segment:{segment}")
+    assert posted == ([(ticks,)] if ticks else [])  # less than a second costs nothing, and is no line
     assert stack.query("select 1 from portal_user where email = ?", address) == []
     desk.assert_gone(own.id)
