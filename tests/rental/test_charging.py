@@ -17,11 +17,11 @@ from billing.models import LedgerEntry
 from nodes.models import Node
 from portal.actor import Actor
 from portal.models import Tenant, User
-from rental import metering, receipts, reports, services
+from rental import metering, receipts, services
 from rental.models import Lease, UsageSegment
 from rental.states import EndReason, State
 from tests import make
-from tests.rental.factories import order, report, running
+from tests.rental.factories import heartbeat, order, report, running, vouch
 
 pytestmark = pytest.mark.django_db
 START = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
@@ -39,24 +39,6 @@ def clock() -> Any:
 def _books_balance(db: None) -> Any:
     yield
     call_command("check_ledger")
-
-
-def heartbeat(lease: Lease) -> None:
-    """The node vouches for the lease, by our clock, now."""
-    lease.refresh_from_db()
-    assert lease.node is not None
-    said = {"id": lease.pk, "generation": 1, "phase": "running", "container_id": lease.container_id}
-    Node.objects.update(last_seen_at=timezone.now())
-    reports.confirm(node=lease.node, leases=[said], now=timezone.now())
-
-
-def vouch(lease: Lease, clock: Any, seconds: int) -> None:
-    """Time passes with a heartbeat each minute."""
-    for _ in range(seconds // 60):
-        clock.shift(60)
-        heartbeat(lease)
-    clock.shift(seconds % 60)
-    heartbeat(lease)
 
 
 def stop(lease: Lease, user: User) -> Lease:

@@ -19,11 +19,11 @@ from billing.models import Hold, LedgerEntry
 from nodes.models import Node
 from portal.actor import Actor
 from portal.models import Tenant, User
-from rental import receipts, reports, services
+from rental import receipts, services
 from rental.models import Lease, UsageGap, UsageSegment
 from rental.states import EndReason, State
 from tests import make
-from tests.rental.factories import report, running
+from tests.rental.factories import heartbeat, report, running, vouch
 
 pytestmark = pytest.mark.django_db
 START = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
@@ -35,23 +35,6 @@ def clock() -> Any:
     """Our own clock; starts at START and moves only by hand."""
     with time_machine.travel(START, tick=False) as traveller:
         yield traveller
-
-
-def heartbeat(lease: Lease) -> None:
-    lease.refresh_from_db()
-    assert lease.node is not None
-    said = {"id": lease.pk, "generation": 1, "phase": "running", "container_id": lease.container_id}
-    Node.objects.update(last_seen_at=timezone.now())
-    reports.confirm(node=lease.node, leases=[said], now=timezone.now())
-
-
-def vouch(lease: Lease, clock: Any, seconds: int) -> None:
-    """Time passes with a heartbeat each minute."""
-    for _ in range(seconds // 60):
-        clock.shift(60)
-        heartbeat(lease)
-    clock.shift(seconds % 60)
-    heartbeat(lease)
 
 
 def ssh_down(lease: Lease, since_s: float = 15) -> None:
