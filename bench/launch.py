@@ -27,7 +27,8 @@ import docker
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # run as a script, not as a module
 
-from nodes.agent.config import MOST_HOLDERS  # noqa: E402  # after the path
+from bench.rows import POLL_S, Rows  # noqa: E402  # after the path
+from nodes.agent.config import MOST_HOLDERS  # noqa: E402
 from nodes.agent.desired import container_name, parse_lease  # noqa: E402
 from nodes.agent.hostconfig import NodeFacts, build_body  # noqa: E402
 from nodes.agent.machine import read_machine  # noqa: E402
@@ -40,7 +41,6 @@ RESULT = ROOT / "bench" / "results" / "launch.json"
 GPUS, IN_FLIGHT = 16, 8  # more GPUs than leases in flight: one may be cleaned while the next begins
 ROUNDS, WARM_UP, SUSTAINED = 30, 3, 100
 IDLE_S = 30.0
-POLL_S = 0.005
 KINDS = ("lessor", "plain", "same")
 Times = dict[str, float]  # what → milliseconds
 
@@ -54,6 +54,8 @@ class Bench:
         self.docker: Any = docker.DockerClient(base_url=lessor.engine.docker_host, max_pool_size=2 * IN_FLIGHT)
         self.api: Any = self.docker.api
         self.desired: dict[str, Any] = {}
+        self.rows = Rows(Path(lessor.database_url.removeprefix("sqlite:///")))
+        renter.api.trust_env = False  # no proxy of this machine lies on the way
 
     # One launch of each kind ------------------------------------------------------------------------------------------
 
@@ -68,26 +70,19 @@ class Bench:
         begin = time.time()
         lease_id = str(self.renter.call("POST", "leases", {"quote": quote})["id"])
         posted = time.time()
-        row: tuple[Any, ...] = ()
-        while not (row and row[1]):
-            time.sleep(POLL_S)
-            row = self.row(lease_id)
-            if row[2]:
-                raise SystemExit(f"{lease_id} did not come up:\n{self.stack.log('agent')}")
+        row = self.rows.wait(lease_id, lambda row: row[1] or row[2])
+        if not row[1]:
+            raise SystemExit(f"{lease_id} did not come up:\n{self.stack.log('agent')}")
         return lease_id, {
             "post": (posted - begin) * 1000,
             "started": _since(begin, row[0]),
             "ready": _since(begin, row[1]),
         }
 
-    def row(self, lease_id: str) -> tuple[Any, ...]:
-        """started_at, ready_at, ended_at: read past the portal, which is not to be kept busy by asking."""
-        return self.stack.query("select started_at, ready_at, ended_at from rental_lease where id = ?", lease_id)[0]
-
     def release(self, lease_id: str) -> None:
         """End a lease and wait until it is clean."""
         self.renter.call("POST", f"leases/{lease_id}/stop")
-        _until(lambda: self.row(lease_id)[2])
+        self.rows.wait(lease_id, lambda row: row[2])
 
     def plain(self) -> tuple[str, Times]:
         """`containers.run` as anybody writes it, with the lease's limits, one published port and one bind mount."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from django.contrib.auth.models import AnonymousUser
 from rest_framework.authentication import BaseAuthentication, get_authorization_header
@@ -13,11 +13,13 @@ from rest_framework.views import APIView
 from nodes import credentials
 from nodes.models import Node
 from portal import rate_limits
+from portal.ready import Ready
 
 if TYPE_CHECKING:
     from rest_framework.request import Request
 
 BEARER_PARTS = 2  # "Bearer" and the secret
+_BY_DIGEST: Final = Ready(lambda digest: Node.objects.filter(token_digest=digest), digest="?digest")
 
 
 class NodeToken(BaseAuthentication):
@@ -29,12 +31,13 @@ class NodeToken(BaseAuthentication):
         if not parts or parts[0].lower() != b"bearer":
             return None
         secret = parts[1].decode("latin-1") if len(parts) == BEARER_PARTS else ""
-        node = Node.objects.filter(token_digest=credentials.digest(secret)).first()
-        if node is None:
+        found: list[Node] = _BY_DIGEST.rows(digest=credentials.digest(secret))
+        if not found:
             rate_limits.take(rate_limits.WRONG_TOKENS, rate_limits.place_of(request))
             raise AuthenticationFailed(
                 "The node token is unknown: it was replaced, or never ours.", "node_token_invalid"
             )
+        node = found[0]
         if node.revoked_at is not None:
             raise AuthenticationFailed("This node has been revoked.", "node_revoked")
         request.node = node  # type: ignore[attr-defined]  # what views of the node API work on

@@ -71,7 +71,7 @@ def end_on_failed_gpu(*, lease_id: str, actor: Actor) -> Lease:
 @transaction.atomic
 def end_for_suspension(*, lease_id: str, actor: Actor) -> Lease:
     """The tenant is suspended: its lease ends, charged until now; before it is ready it costs nothing."""
-    lease = Lease.objects.select_for_update(of=("self",)).select_related("tenant").get(pk=lease_id)
+    lease = lifecycle.lock(lease_id=lease_id)
     if lease.tenant.suspended_at is None or lease.state not in (State.REQUESTED, *HOLDING):
         return lease
     return services.stop_lease(lease=lease, actor=actor, reason=EndReason.TENANT_SUSPENDED, detail=SUSPENDED)

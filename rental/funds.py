@@ -11,7 +11,7 @@ from django.utils import timezone
 from billing import money
 from billing.models import Hold
 from billing.services import account_for, room_ticks, set_hold
-from rental import metering
+from rental import lifecycle, metering
 from rental.models import Lease, whole_seconds
 from rental.services import stop_lease
 from rental.states import EndReason, State
@@ -32,7 +32,7 @@ def roll_hold(*, lease_id: str, actor: Actor) -> Lease:
 
     A lease that ends sooner, by its deadline or spend cap, needs no more than that. In a gap nothing is used up.
     """
-    lease = Lease.objects.select_for_update(of=("self",)).select_related("tenant").get(pk=lease_id)
+    lease = lifecycle.lock(lease_id=lease_id)
     if lease.state != State.RUNNING or lease.deadline_at is None:
         return lease
     now = timezone.now()

@@ -7,7 +7,7 @@ are given back. Locks are taken in one order everywhere: lease, slots, node, acc
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from django.conf import settings
 from django.db import transaction
@@ -16,6 +16,7 @@ from django.utils import timezone
 from billing.services import release_hold
 from nodes.models import GpuSlot
 from portal.errors import IllegalTransition
+from portal.ready import Ready
 from rental import gaps, live, metering
 from rental.models import Allocation, Lease, LeaseEvent
 from rental.states import NEXT, EndReason, Gap, State
@@ -23,6 +24,8 @@ from rental.states import NEXT, EndReason, Gap, State
 if TYPE_CHECKING:
     from collections.abc import Collection
     from datetime import datetime
+
+    from django.db.models import QuerySet
 
     from portal.actor import Actor
 
@@ -36,6 +39,21 @@ SETTABLE = frozenset(
 WRITTEN = (
     *SETTABLE, "state", "assigned_at", "ready_at", "deadline_at", "confirmed_at", "stop_requested_at", "ended_at",
 )  # fmt: skip
+
+
+def _locking(lease: str) -> QuerySet[Lease]:
+    return Lease.objects.select_for_update(of=("self",)).select_related("tenant").filter(pk=lease)
+
+
+_LOCKING: Final = Ready(_locking, lease="?lease")
+
+
+def lock(*, lease_id: str) -> Lease:
+    """The lease with its tenant, its row locked until the transaction ends. Raises Lease.DoesNotExist."""
+    found: list[Lease] = _LOCKING.rows(lease=lease_id)
+    if not found:
+        raise Lease.DoesNotExist
+    return found[0]
 
 
 def begin(**facts: Any) -> Lease:
@@ -74,6 +92,7 @@ def move(
     expect: Collection[str] | None = None,
     keep_capacity: bool = False,
     gpu_well_until: datetime | None = None,
+    locked: Lease | None = None,
     **changes: Any,
 ) -> Lease:
     """Take one step and return the lease as it is after it.
@@ -81,9 +100,10 @@ def move(
     ``code`` names what happened in the history, ``expect`` the states the caller counts on; ``changes`` are fields of
     SETTABLE, ``evidence`` is merged. ``keep_capacity`` ends a lease whose node has not said that its devices are clean:
     they stay taken until free_capacity(). ``gpu_well_until``: what comes after is not charged, for a GPU that failed.
+    ``locked`` is the lease where this transaction has read and locked its row (see lock()).
     Raises IllegalTransition for a step that is not in the table or not expected.
     """
-    lease = Lease.objects.select_for_update(of=("self",)).select_related("tenant").get(pk=lease_id)
+    lease = locked or lock(lease_id=lease_id)
     before = lease.state
     if to not in NEXT[before] or (expect is not None and before not in expect):
         raise IllegalTransition(f"{lease_id}: {before} -> {to}", extra={"state": before})
@@ -102,10 +122,17 @@ def move(
 
 @transaction.atomic
 def note(
-    *, lease_id: str, code: str, actor: Actor, detail: str = "", data: dict[str, Any] | None = None, **changes: Any
+    *,
+    lease_id: str,
+    code: str,
+    actor: Actor,
+    detail: str = "",
+    data: dict[str, Any] | None = None,
+    locked: Lease | None = None,
+    **changes: Any,
 ) -> Lease:
-    """A line of history without a step; ``changes`` as in move(), and ``kept_at``."""
-    lease = Lease.objects.select_for_update().get(pk=lease_id)
+    """A line of history without a step; ``changes`` and ``locked`` as in move(), and ``kept_at``."""
+    lease = locked or lock(lease_id=lease_id)
     kept_at = changes.pop("kept_at", None)
     _change(lease, changes)
     fields = set(changes)
@@ -136,7 +163,7 @@ def bridge(*, lease_id: str, actor: Actor) -> Lease:
 
     Happens when it was the portal that was away, or its clock that jumped; a silent node's leases are lost before.
     """
-    lease = Lease.objects.select_for_update(of=("self",)).select_related("tenant").get(pk=lease_id)
+    lease = lock(lease_id=lease_id)
     now = timezone.now()
     last = lease.confirmed_at
     if lease.state != State.RUNNING or last is None or now - last <= timedelta(seconds=settings.SILENCE_S):
@@ -172,7 +199,7 @@ def interrupt(*, lease_id: str, reason: str, since: datetime, actor: Actor, deta
     ``since`` is not before the lease was charged. Time before it for which nobody vouched is not charged either.
     Nothing changes for a lease that does not run, is in a gap already, or is past its deadline.
     """
-    lease = Lease.objects.select_for_update(of=("self",)).select_related("tenant").get(pk=lease_id)
+    lease = lock(lease_id=lease_id)
     now, segment = timezone.now(), metering.opened(lease)
     over = lease.deadline_at is not None and lease.deadline_at <= now
     if lease.state != State.RUNNING or segment is None or over:
@@ -193,7 +220,7 @@ def interrupt(*, lease_id: str, reason: str, since: datetime, actor: Actor, deta
 @transaction.atomic
 def resume(*, lease_id: str, reason: str, code: str, actor: Actor, detail: str = "") -> Lease:
     """The gap of this reason is over, and charging goes on. Nothing changes for a lease that is in none such."""
-    lease = Lease.objects.select_for_update(of=("self",)).select_related("tenant").get(pk=lease_id)
+    lease = lock(lease_id=lease_id)
     gap = gaps.opened(lease)
     if lease.state != State.RUNNING or gap is None or gap.reason != reason:
         return lease

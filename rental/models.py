@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from django.db import models
 from django.db.models import F, Q
@@ -14,10 +14,13 @@ from billing.models import Plan, PriceVersion
 from nodes.models import GpuSlot, Node
 from portal import ids
 from portal.models import Tenant, User
+from portal.ready import Ready
 from rental.states import BEFORE_READY, LIVE, OPEN, RECORDED_GAPS, EndReason, Gap, State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
+
+    from django.db.models import QuerySet
 
 
 class LeaseQuerySet(models.QuerySet["Lease"]):
@@ -318,10 +321,19 @@ def whole_seconds(start: datetime, end: datetime) -> int:
     return max(0, (end - start) // timedelta(seconds=1))
 
 
+def _held_by(leases: Collection[str]) -> QuerySet[Allocation, tuple[str, str]]:
+    rows = Allocation.objects.filter(lease__in=leases, released_at__isnull=True)
+    return rows.values_list("lease_id", "slot__gpu__uuid")
+
+
+_HELD_BY_ONE: Final = Ready(lambda lease: _held_by([lease]), lease="?lease")
+
+
 def device_uuids(leases: Iterable[Lease]) -> dict[str, list[str]]:
     """``{lease id: sorted UUIDs}`` of what each lease holds now, in one query."""
-    rows = Allocation.objects.filter(lease__in=[lease.pk for lease in leases], released_at__isnull=True)
+    ids = [lease.pk for lease in leases]
+    rows = _HELD_BY_ONE.rows(lease=ids[0]) if len(ids) == 1 else _held_by(ids)
     found: dict[str, set[str]] = {}
-    for lease_id, uuid in rows.values_list("lease_id", "slot__gpu__uuid"):
+    for lease_id, uuid in rows:
         found.setdefault(lease_id, set()).add(uuid)
     return {lease_id: sorted(uuids) for lease_id, uuids in found.items()}

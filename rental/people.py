@@ -15,7 +15,7 @@ from django.dispatch import receiver
 from portal.actor import Actor
 from portal.models import Membership
 from portal.signals import access_changed, account_closed, account_erased
-from rental import live
+from rental import lifecycle, live
 from rental.models import Lease, LeaseEvent
 from rental.services import stop_lease
 from rental.states import BEFORE_READY, OPEN, EndReason, State
@@ -50,7 +50,7 @@ def stop_of_closed_account(*, user: User, actor: Actor, deleted: bool, **_: Any)
 @transaction.atomic
 def stop_abandoned(*, lease_id: str, actor: Actor) -> Lease:
     """Stop one that was ordered while the account was being closed; one that found a member again goes on."""
-    lease = Lease.objects.select_for_update(of=("self",)).select_related("tenant").get(pk=lease_id)
+    lease = lifecycle.lock(lease_id=lease_id)
     if not abandoned().filter(pk=lease_id).exists():
         return lease
     return stop_lease(lease=lease, actor=actor, reason=EndReason.OPERATOR, detail="The account is closed.")

@@ -52,13 +52,22 @@ def handle(*, node: Node, lease_id: str, payload: Any) -> dict[str, str]:
     """
     report = payloads.read(payloads.ReportIn, payload)
     with transaction.atomic():
-        lease = Lease.objects.select_for_update(of=("self",)).filter(pk=lease_id, node=node).first()
-        if lease is None:
-            raise NotFound("No such lease on this node.")
+        lease = _locked(node, lease_id)
         if lease.generation != report["generation"]:
             raise StaleGeneration(f"The current generation is {lease.generation}.", extra={"state": lease.state})
         after = HANDLERS[report["event"]](_Report(node, lease, report))
     return {"state": after.state, "want": WANT.get(State(after.state), "none")}
+
+
+def _locked(node: Node, lease_id: str) -> Lease:
+    try:
+        lease = lifecycle.lock(lease_id=lease_id)
+    except Lease.DoesNotExist:
+        lease = None
+    if lease is None or lease.node_id != node.pk:
+        raise NotFound("No such lease on this node.")
+    lease.node = node
+    return lease
 
 
 def confirm(
@@ -136,7 +145,7 @@ class _Report:
         """One step; the report's words become its detail."""
         detail = changes.pop("detail", self.detail)
         self.lease = lifecycle.move(
-            lease_id=self.lease.pk, to=to, code=code, actor=self.actor, detail=detail, **changes
+            lease_id=self.lease.pk, to=to, code=code, actor=self.actor, detail=detail, locked=self.lease, **changes
         )
         return self.lease
 
@@ -149,6 +158,7 @@ class _Report:
                 actor=self.actor,
                 detail=self.detail,
                 data={"generation": self.lease.generation},
+                locked=self.lease,
                 **changes,
             )
         return self.lease

@@ -81,7 +81,7 @@ def stop_lease(
     """
     if reason is None and actor.user is not None:
         require_role(user=actor.user, tenant=lease.tenant, roles=ROLES_THAT_LEASE)
-    current = Lease.objects.select_for_update(of=("self",)).select_related("tenant", "node").get(pk=lease.pk)
+    current = lifecycle.lock(lease_id=lease.pk)
     if current.state in {State.STOPPING, State.ENDED}:
         return current
     why = reason or (EndReason.RELEASED if current.state == State.RUNNING else EndReason.CANCELLED)
@@ -94,6 +94,7 @@ def stop_lease(
         actor=actor,
         detail=detail,
         data=data,
+        locked=current,
         end_reason=why,
         end_detail=detail[:500],
     )
@@ -109,10 +110,10 @@ def keep_lease(*, lease: Lease, actor: Actor) -> Lease:
     """The renter is there: the idle clock starts again, its warning is gone. 409 ``illegal_state`` unless it runs."""
     if actor.user is not None:
         require_role(user=actor.user, tenant=lease.tenant, roles=ROLES_THAT_LEASE)
-    current = Lease.objects.select_for_update().get(pk=lease.pk)
+    current = lifecycle.lock(lease_id=lease.pk)
     if current.state != State.RUNNING:
         raise IllegalTransition("Only a running lease can be kept.", extra={"state": current.state})
-    kept = lifecycle.note(lease_id=lease.pk, code="kept", actor=actor, kept_at=timezone.now())
+    kept = lifecycle.note(lease_id=lease.pk, code="kept", actor=actor, locked=current, kept_at=timezone.now())
     notices.take_back(lease=kept, prefix=IDLE_WARNING)
     return kept
 
@@ -132,7 +133,7 @@ def end_if_due(*, lease_id: str, actor: Actor) -> Lease | None:
 @transaction.atomic
 def end_at_deadline(*, lease_id: str, actor: Actor) -> Lease:
     """The maximum duration, or what the spend cap pays for, is over; not if it was extended a moment ago."""
-    lease = Lease.objects.select_for_update(of=("self",)).select_related("tenant").get(pk=lease_id)
+    lease = lifecycle.lock(lease_id=lease_id)
     if lease.deadline_at is None or lease.deadline_at > timezone.now():
         return lease
     return stop_lease(lease=lease, actor=actor, reason=metering.deadline_reason(lease))
@@ -148,7 +149,7 @@ def overdue_to_start(now: datetime) -> LeaseQuerySet:
 @transaction.atomic
 def end_unanswered(*, lease_id: str, actor: Actor) -> Lease:
     """The node did not make it ready in time: failed, free of charge. A lease that became ready meanwhile goes on."""
-    lease = Lease.objects.select_for_update(of=("self",)).select_related("tenant").get(pk=lease_id)
+    lease = lifecycle.lock(lease_id=lease_id)
     if not overdue_to_start(timezone.now()).filter(pk=lease_id).exists():
         return lease
     return stop_lease(

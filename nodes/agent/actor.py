@@ -67,6 +67,7 @@ class Actor:
         self._wake = wake
         self._on_gone = on_gone
         self._order: Order | None = None
+        self._last_taken: Order | None = None  # the order that it ended with
         self._bell = threading.Event()
         self._closing = False
         self._reporter = Reporter(parts.portal, lease_id, self._answered)
@@ -107,6 +108,11 @@ class Actor:
         lease = self._order.lease if self._order else None
         return new_record(lease) if lease and lease.generation > self.finished else None
 
+    @property
+    def has_news(self) -> bool:
+        """Whether an order has come that it has not looked at any more."""
+        return self._order is not self._last_taken
+
     # The life of a lease ----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -124,7 +130,8 @@ class Actor:
     def _begin(self) -> LeaseRecord | None:
         while self._order is None:
             self._wait(None)
-        lease = self._order.lease
+        self._last_taken = order = self._order
+        lease = order.lease
         if lease is None or lease.generation <= self.finished:
             return None
         self._record = record = new_record(lease)

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import docker
 import requests
 from docker.errors import APIError, DockerException
+from docker.transport import UnixHTTPAdapter
 
 from nodes.agent.engine_stream import Cut, QuietError, lines
 from nodes.agent.failures import EngineError, EngineUnreachableError, ImageError, image_error
@@ -295,7 +296,9 @@ class DockerEngine:
             if client := self._clients.get(timeout_s):
                 return client
         with _errors():
-            client = docker.APIClient(self._url, version="auto", timeout=timeout_s, max_pool_size=32)
+            client = docker.APIClient(self._url, version="auto", timeout=timeout_s)
+        client.trust_env = False  # no proxy leads to a socket of this machine
+        client.mount("http+docker://", _OneSocket(f"http+{self._url}", timeout_s, max_pool_size=32))
         with self._lock:
             return self._clients.setdefault(timeout_s, client)
 
@@ -335,6 +338,13 @@ class DockerEngine:
         except ValueError:
             return False
         return any(address in ipaddress.ip_network(network) for network in known.get("InsecureRegistryCIDRs") or ())
+
+
+class _OneSocket(UnixHTTPAdapter):
+    """docker's own keeps a pool for each address, so that nearly every call would open a connection."""
+
+    def get_connection(self, url: str | bytes, proxies: object = None) -> Any:
+        return super().get_connection("http+docker://localhost")
 
 
 def _url(client: Any, path: str) -> str:

@@ -7,6 +7,7 @@ import io
 import tarfile
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from http import HTTPStatus
 from typing import Any, TypeVar
 
 from nodes.agent.desired import DesiredLease, container_name
@@ -147,21 +148,27 @@ class Launch:
             self._parts.volumes.ensure(self._name, self._lease.workspace_bytes)
 
     def _make_container(self, image: ImageFacts) -> str:
-        engine = self._parts.engine
         # Only the directory must be there: the volume may be mounted until the start.
         workspace = self._parts.volumes.directory(self._name)
         body = build_body(self._lease, self._parts.node_facts(), workspace, self._holder)
         try:
             with step("create", self._lease.id, self._lease.generation):
-                if engine.inspect(self._name):
-                    engine.remove(self._name)  # from a try that was cut off before its start
-                container = engine.create(self._name, body)
+                container = self._create(body)
             with step("check", self._lease.id, self._lease.generation):
                 self._check(container, body)
                 self._complete(container, image)
         except EngineError as error:
             raise classify_start(error) from error
         return container
+
+    def _create(self, body: dict[str, Any]) -> str:
+        try:
+            return self._parts.engine.create(self._name, body)
+        except EngineError as error:
+            if error.status != HTTPStatus.CONFLICT:
+                raise
+        self._parts.engine.remove(self._name)  # from a try that was cut off before its start
+        return self._parts.engine.create(self._name, body)
 
     def _check(self, container: str, body: dict[str, Any]) -> None:
         facts = self._parts.engine.inspect(container)

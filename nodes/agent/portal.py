@@ -100,6 +100,10 @@ class PortalClient:
         for scheme in ("http://", "https://"):
             self._session.mount(scheme, HTTPAdapter(pool_maxsize=16))
         self._session.headers["User-Agent"] = f"lessor-agent/{VERSION}"
+        # The machine's proxy and certificates are read once: requests would read the environment at each call.
+        found = self._session.merge_environment_settings(self._base, {}, None, None, None)
+        self._session.proxies.update(found["proxies"])
+        self._session.verify, self._session.trust_env = found["verify"], False
 
     @property
     def revoked(self) -> bool:

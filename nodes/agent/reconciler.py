@@ -202,8 +202,10 @@ class Reconciler:
                 self._finished[actor.lease_id] = actor.finished
             while len(self._finished) > REMEMBERED:
                 self._finished.pop(next(iter(self._finished)))
-        # An order that came in while the actor was on its way out is asked for again.
-        self.wake(actor.lease_id)
+            # Under the lock under which orders are given: one that came in while the actor was on its way out.
+            missed = actor.has_news
+        if missed:
+            self.wake(actor.lease_id)  # it is asked for again
 
     # Adopting ---------------------------------------------------------------------------------------------------------
 

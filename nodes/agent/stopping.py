@@ -44,10 +44,11 @@ class Stopping:
         if facts is None or facts.status == "created":
             return None
         self._container = facts.id
+        self._seen = facts
         killed = facts.running and not self._ends_on_request(facts)
         if killed:
             self._kill()
-        return Stopped((self._look() or facts).exit_code, killed)
+        return Stopped(self._seen.exit_code, killed)
 
     def _ends_on_request(self, facts: ContainerFacts) -> bool:
         if self._record.kill_at is None:
@@ -61,7 +62,6 @@ class Stopping:
         """Send the signal once; returns when the engine answers, so that no grace passes while it hangs."""
         while not self._signal(signal):
             self._wait(RETRY_S)
-        self._look()
 
     def _kill(self) -> None:
         give_up = now() + KILL_WAIT_S
@@ -76,12 +76,15 @@ class Stopping:
             self._engine.kill(self._container, signal)
         except EngineError as error:
             logger.warning("lease %s did not take %s: %s", self._record.lease_id, signal, error)
-            return not isinstance(error, EngineUnreachableError) or error.sent
+            if isinstance(error, EngineUnreachableError) and not error.sent:
+                return False
+            self._look()
         return True
 
     def _ended_before(self, give_up: float) -> bool:
         while True:
             facts = self._look()
+            self._seen = facts or self._seen
             if facts is None or not facts.running:
                 return True
             if now() >= give_up:

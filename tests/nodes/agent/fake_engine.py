@@ -121,7 +121,8 @@ class FakeEngine:
 
     def create(self, name: str, body: Mapping[str, object]) -> str:
         self._call("create")
-        assert name not in self.boxes
+        if name in self.boxes:
+            raise EngineError(f"Conflict. The container name {name} is already in use", status=409)
         box = inspect_of(body, name)
         box["Id"] = f"{next(self._ids):064x}"
         if box["HostConfig"]["NetworkMode"].startswith("container:"):

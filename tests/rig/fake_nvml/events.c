@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #define XID 8ULL
-#define POLL_US 5000
+#define POLL_US 50000
 
 struct set {
     u64 told;   /* number of the newest event told */
