@@ -274,7 +274,7 @@ def main() -> None:
 def running() -> Iterator[Bench]:
     """A Lessor with the intervals of production, one renter, and a first launch behind it."""
     os.environ["LESSOR_AGENT_SIMULATE"] = "true"
-    stack.HEARTBEAT_S, stack.PULL_S = 10, 30
+    stack.HEARTBEAT_S, stack.PULL_S, stack.SAMPLE_S = 10, 30, 15
     bundle = images.build_bundle(ROOT / "var" / "bundle")
     with (
         tempfile.TemporaryDirectory(prefix="lessor-bench-") as scratch,

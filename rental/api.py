@@ -78,10 +78,7 @@ _POLLED: Final = Ready(_polled, user="?user", tenant="?tenant", lease="?lease")
 
 def one_lease(request: Request, lease_id: str) -> Lease:
     """A lease the caller may see. NotFound for every other id, existing or not (case H03)."""
-    try:
-        lease = leases_of(request).get(pk=lease_id)
-    except Lease.DoesNotExist:
-        raise NotFound(NO_LEASE) from None
+    lease = polled_lease(request, lease_id)
     lease.tenant = tenant_of(request)  # has been read with the token or session
     return lease
 

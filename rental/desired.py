@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from django.conf import settings
 from django.utils import timezone
 
+from portal.ready import Ready
 from rental import access, notices, ssh_certificates
 from rental.models import Lease, device_uuids
 from rental.states import State
 
 if TYPE_CHECKING:
     from nodes.models import Node
-    from rental.models import LeaseNotice
+    from rental.models import LeaseNotice, LeaseQuerySet
 
 
 def desired_leases(node: Node, lease_id: str | None = None) -> list[dict[str, Any]]:
@@ -22,15 +23,20 @@ def desired_leases(node: Node, lease_id: str | None = None) -> list[dict[str, An
 
     A lease that is over is missing even while its devices are still taken: what the node finds of it is an orphan.
     """
-    leases = Lease.objects.live().filter(node=node).select_related("created_by").order_by("pk")
-    if lease_id:
-        leases = leases.filter(pk=lease_id)
-    found = list(leases)
+    found: list[Lease] = _ONE.rows(node=node.pk, lease=lease_id) if lease_id else list(_live_on(node.pk))
     if not found:
         return []
     devices, keys, now = device_uuids(found), access.keys_of(found), timezone.now()
     told = notices.standing(found)
     return [_word(lease, devices.get(lease.pk, []), keys[lease.pk], told.get(lease.pk, []), now) for lease in found]
+
+
+def _live_on(node: str) -> LeaseQuerySet:
+    return Lease.objects.live().filter(node=node).select_related("created_by").order_by("pk")
+
+
+# Every order and every stop is followed by this question.
+_ONE: Final = Ready(lambda node, lease: _live_on(node).filter(pk=lease), node="?node", lease="?lease")
 
 
 def _word(

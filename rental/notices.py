@@ -20,14 +20,17 @@ from nodes import broker
 from portal import mails
 from portal.models import ROLES_THAT_LEASE, Membership, User
 from portal.queue import enqueue
+from portal.ready import Ready
 from rental import lifecycle
 from rental.models import Lease, LeaseNotice
 from rental.notice_words import WORDS
 from rental.states import LIVE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
     from datetime import datetime
+
+    from django.db.models import QuerySet
 
     from portal.actor import Actor
 
@@ -69,10 +72,18 @@ def take_back(*, lease: Lease, prefix: str) -> int:
 
 def standing(leases: Iterable[Lease]) -> dict[str, list[LeaseNotice]]:
     """``{lease id: warnings that hold, oldest first}``; one query for any number of leases."""
+    ids = [lease.pk for lease in leases]
     found: dict[str, list[LeaseNotice]] = {}
-    for notice in LeaseNotice.objects.filter(lease__in=[lease.pk for lease in leases], void_at__isnull=True):
+    for notice in _OF_ONE.rows(lease=ids[0]) if len(ids) == 1 else _valid(ids):
         found.setdefault(notice.lease_id, []).append(notice)
     return found
+
+
+def _valid(leases: Collection[str]) -> QuerySet[LeaseNotice]:
+    return LeaseNotice.objects.filter(lease__in=leases, void_at__isnull=True)
+
+
+_OF_ONE: Final = Ready(lambda lease: _valid([lease]), lease="?lease")
 
 
 def lines(lease: Lease, notices: Iterable[LeaseNotice]) -> list[dict[str, str]]:

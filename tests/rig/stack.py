@@ -45,7 +45,7 @@ PREFIX, OWNER = "lessor-stack-", "owner"
 GATEWAY_USER, GATEWAY_GROUP = "nobody", "nogroup"
 PORTAL_PROGRAMS = ("web", "streams", "worker", "beat")
 SECOND = ("worker", "beat")
-HEARTBEAT_S, PULL_S = 2, 5
+HEARTBEAT_S, PULL_S, SAMPLE_S = 2, 5, 2
 PASSWORD = "a long enough passphrase"  # of people who live for one test session
 
 
@@ -145,7 +145,7 @@ class StackNode:
             **engine.nvml_environment,
             "PYTHONPATH": str(ROOT),
             "LESSOR_AGENT_CLEANING_LIMIT_S": "10",
-            "LESSOR_AGENT_SAMPLE_S": "2",
+            "LESSOR_AGENT_SAMPLE_S": str(SAMPLE_S),
         }
 
     def start(self, name: str) -> None:
