@@ -6,7 +6,7 @@ the account move by conditional UPDATE in the transaction of their cause; nothin
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from django.conf import settings
 from django.db import IntegrityError, transaction
@@ -17,8 +17,11 @@ from billing import caps, money
 from billing.models import Account, Hold, LedgerEntry
 from portal.currencies import CURRENCIES
 from portal.errors import DomainError, InsufficientFunds, InvalidInput, NotFound
+from portal.ready import Ready
 
 if TYPE_CHECKING:
+    from django.db.models import QuerySet
+
     from portal.models import Tenant
 
 # Said to be 64 bits wide: Django takes a difference for 32, and then knows that nothing is above 2**31.
@@ -36,8 +39,15 @@ def account_for(tenant: Tenant, currency: str | None = None) -> Account:
     code = currency or settings.CURRENCY
     if code not in CURRENCIES:
         raise InvalidInput.field("currency", f"{code!r} is not a currency in use; write an ISO 4217 code such as USD.")
-    account, _ = Account.objects.get_or_create(tenant=tenant, currency=code)
-    return account
+    found: list[Account] = _ACCOUNT.rows(tenant=tenant.pk, currency=code)
+    return found[0] if found else Account.objects.get_or_create(tenant=tenant, currency=code)[0]
+
+
+def _account(tenant: str, currency: str) -> QuerySet[Account]:
+    return Account.objects.filter(tenant=tenant, currency=currency)
+
+
+_ACCOUNT: Final = Ready(_account, tenant="?tenant", currency="???")
 
 
 @transaction.atomic

@@ -141,11 +141,13 @@ class GpuQuerySet(models.QuerySet["Gpu"]):
         """Reported by their node's last inventory."""
         return self.filter(retired_at__isnull=True)
 
+    def well(self) -> GpuQuerySet:
+        """Present, healthy, not quarantined, not cut into slices."""
+        return self.present().filter(health=Gpu.Health.HEALTHY, mig_mode=False)
+
     def leasable(self, now: datetime | None = None) -> GpuQuerySet:
-        """May be leased if free: healthy, not quarantined, on a node that sells."""
-        return self.present().filter(
-            health=Gpu.Health.HEALTHY, mig_mode=False, node__in=Node.objects.selling(now).values("pk")
-        )
+        """May be leased if free: well, on a node that sells."""
+        return self.well().filter(node__in=Node.objects.selling(now).values("pk"))
 
 
 class Gpu(models.Model):

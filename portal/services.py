@@ -8,11 +8,12 @@ from django.db import transaction
 
 from portal.errors import NotAllowed, NotFound
 from portal.models import ApiToken, AuditEvent, Membership, Tenant, User
+from portal.ready import Ready
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from django.db.models import Model
+    from django.db.models import Model, QuerySet
     from django.http import HttpRequest
 
     from portal.actor import Actor
@@ -111,5 +112,13 @@ def choose_tenant(request: HttpRequest, tenant_id: str) -> Tenant:
 
 def require_role(*, user: User, tenant: Tenant, roles: Sequence[str]) -> None:
     """Refuse a member whose role does not allow this."""
-    if not Membership.objects.filter(user=user, tenant=tenant, role__in=roles).exists():
+    found = _ROLE.rows(user=user.pk, tenant=tenant.pk)
+    if not any(role in roles for (role,) in found):
         raise NotAllowed(ROLE_REFUSED)
+
+
+def _role(user: str, tenant: str) -> QuerySet[Membership, tuple[str]]:
+    return Membership.objects.filter(user=user, tenant=tenant).values_list("role")
+
+
+_ROLE: Final = Ready(_role, user="?user", tenant="?tenant")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from django.conf import settings
@@ -10,12 +11,14 @@ from django.db.models import Count, IntegerField, OuterRef, Subquery
 
 from nodes.models import Gpu, GpuSlot, Node
 from portal.errors import NoCapacity
+from portal.ready import Ready
 from rental import catalog, fleet, placement
 from rental.models import Allocation
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from datetime import datetime
+    from collections.abc import Callable, Sequence
+
+    from django.db.models import QuerySet
 
     from rental.models import Lease
     from rental.requests import LeaseRequest
@@ -80,17 +83,44 @@ def share(node: Node, gpu_count: int) -> dict[str, Any]:
 @transaction.atomic
 def _take(lease: Lease, node_id: str, gpu_ids: Sequence[int], now: datetime) -> Node:
     """All slots of these GPUs, or _FasterError and nothing. Locks the slots in pk order, then the node."""
-    slots: list[Any] = list(GpuSlot.objects.select_for_update().filter(gpu_id__in=gpu_ids).order_by("pk"))
-    leasable = Gpu.objects.leasable(now).filter(pk__in=gpu_ids, node_id=node_id)
-    free = GpuSlot.objects.filter(pk__in=[slot.pk for slot in slots], used_milli=0, gpu__in=leasable.values("pk"))
-    if free.update(used_milli=WHOLE) != len(slots):
+    slots = [pk for (pk,) in _ask(_SLOTS_OF_ONE, _slots, gpu_ids)]
+    if GpuSlot.objects.filter(pk__in=slots, used_milli=0).update(used_milli=WHOLE) != len(slots):
         raise _FasterError
     # Under the node's lock: a drain either sees this order committed or is seen by it (case G06).
-    selling = Node.objects.selling(now).annotate(present_gpus=Subquery(_PRESENT, output_field=IntegerField()))
-    node = selling.select_for_update(no_key=True).filter(pk=node_id).first()
-    if node is None:
+    selling: list[Node] = _SELLING.rows(node=node_id, heard=now - _quiet())
+    well = {gpu for gpu, node in _ask(_WELL_ONE, _well, gpu_ids) if node == node_id}
+    if not selling or well != set(gpu_ids):
         raise _FasterError
     Allocation.objects.bulk_create(
-        Allocation(lease=lease, generation=lease.generation + 1, slot=slot, milli=WHOLE, taken_at=now) for slot in slots
+        Allocation(lease=lease, generation=lease.generation + 1, slot_id=slot, milli=WHOLE, taken_at=now)
+        for slot in slots
     )
-    return node
+    return selling[0]
+
+
+def _slots(gpus: Sequence[int]) -> QuerySet[GpuSlot, tuple[int]]:
+    return GpuSlot.objects.select_for_update().filter(gpu__in=gpus).order_by("pk").values_list("pk")
+
+
+def _well(gpus: Sequence[int]) -> QuerySet[Gpu, tuple[int, str]]:
+    return Gpu.objects.well().filter(pk__in=gpus).values_list("pk", "node_id")
+
+
+def _quiet() -> timedelta:
+    return timedelta(seconds=settings.QUIET_AFTER_S)
+
+
+def _selling(node: str, heard: datetime) -> QuerySet[Node]:
+    selling = Node.objects.selling(heard + _quiet())
+    selling = selling.annotate(present_gpus=Subquery(_PRESENT, output_field=IntegerField()))
+    return selling.select_for_update(no_key=True).filter(pk=node)
+
+
+def _ask(of_one: Ready, of_many: Callable[[Sequence[int]], QuerySet[Any, Any]], gpus: Sequence[int]) -> list[Any]:
+    return of_one.rows(gpu=gpus[0]) if len(gpus) == 1 else list(of_many(gpus))
+
+
+# Most orders are for one GPU.
+_SLOTS_OF_ONE: Final = Ready(lambda gpu: _slots([gpu]), gpu=-1)
+_WELL_ONE: Final = Ready(lambda gpu: _well([gpu]), gpu=-1)
+_SELLING: Final = Ready(_selling, node="?node", heard=datetime(2000, 1, 1, tzinfo=UTC))

@@ -17,6 +17,7 @@ from nodes import broker
 from portal.actor import Actor
 from portal.errors import DomainError, IllegalTransition, InvalidInput, NotAllowed
 from portal.models import ROLES_THAT_LEASE, Membership, Tenant, User
+from portal.ready import Ready
 from portal.services import audit, require_role
 from rental import access, capacity, lifecycle, metering, notices, quotes
 from rental.models import Lease
@@ -25,6 +26,8 @@ from rental.states import LIVE, EndReason, State
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
+
+    from django.db.models import QuerySet
 
     from rental.models import LeaseQuerySet
     from rental.quotes import Quote
@@ -234,11 +237,18 @@ def _renter(tenant: Tenant, actor: Actor) -> User:
     """The member who orders. Their role and the tenant's standing are read again, inside the order's transaction."""
     if actor.user is None:
         raise NotAllowed("A lease is ordered by a member of the tenant.")
-    member = Membership.objects.select_related("tenant").filter(user=actor.user, tenant=tenant).first()
-    if member is None or member.role not in ROLES_THAT_LEASE or not actor.user.is_active:
+    members: list[Membership] = _MEMBER.rows(user=actor.user.pk, tenant=tenant.pk)
+    if not members or members[0].role not in ROLES_THAT_LEASE or not actor.user.is_active:
         raise NotAllowed("Your role in this tenant does not allow this.")
-    _check_standing(member.tenant)
+    _check_standing(members[0].tenant)
     return actor.user
+
+
+def _member(user: str, tenant: str) -> QuerySet[Membership]:
+    return Membership.objects.select_related("tenant").filter(user=user, tenant=tenant)
+
+
+_MEMBER: Final = Ready(_member, user="?user", tenant="?tenant")
 
 
 def _check_standing(tenant: Tenant) -> None:

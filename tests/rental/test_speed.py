@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from portal.models import Tenant, User
 
 SIZES = (1, 50, 500)
-ORDER_STATEMENTS = 22
+ORDER_STATEMENTS = 23
 STILL = {"covers_s": 15.0, "gpu_percent": 0.0, "cpu_percent": 0.0, "network_bytes_per_s": 0, "ssh_input": False}
 
 
