@@ -27,7 +27,8 @@ import docker
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # run as a script, not as a module
 
-from bench.rows import POLL_S, Rows  # noqa: E402  # after the path
+from bench.caller import Caller  # noqa: E402  # after the path
+from bench.rows import POLL_S, Rows  # noqa: E402
 from nodes.agent.config import MOST_HOLDERS  # noqa: E402
 from nodes.agent.desired import container_name, parse_lease  # noqa: E402
 from nodes.agent.hostconfig import NodeFacts, build_body  # noqa: E402
@@ -49,39 +50,39 @@ class Bench:
     """One running Lessor, and the bare engine beside it."""
 
     def __init__(self, lessor: stack.Stack, renter: Renter, scratch: Path) -> None:
-        self.stack, self.renter, self.scratch = lessor, renter, scratch
+        self.stack, self.scratch = lessor, scratch
         self.model = lessor.engine.fleet.gpus[0].name
         self.docker: Any = docker.DockerClient(base_url=lessor.engine.docker_host, max_pool_size=2 * IN_FLIGHT)
         self.api: Any = self.docker.api
         self.desired: dict[str, Any] = {}
         self.rows = Rows(Path(lessor.database_url.removeprefix("sqlite:///")))
-        renter.api.trust_env = False  # no proxy of this machine lies on the way
+        portal = lessor.portal
+        self.caller = Caller(portal.host, portal.port, str(renter.api.headers["Authorization"]))
 
     # One launch of each kind ------------------------------------------------------------------------------------------
 
     def quote(self) -> str:
         """A price for one GPU."""
         wanted = {"gpu_model": self.model, "gpu_count": 1, "image": images.WORKSPACE, "max_duration_s": 3600}
-        return str(self.renter.call("POST", "quotes", wanted)["quote"])
+        return str(self.caller.call("POST", "quotes", wanted)[0]["quote"])
 
     def lessor(self) -> tuple[str, Times]:
         """Order a lease and wait until it is ready: its id, and the times since the order was sent."""
         quote = self.quote()
-        begin = time.time()
-        lease_id = str(self.renter.call("POST", "leases", {"quote": quote})["id"])
-        posted = time.time()
+        made, begin, post_ms = self.caller.call("POST", "leases", {"quote": quote})
+        lease_id = str(made["id"])
         row = self.rows.wait(lease_id, lambda row: row[1] or row[2])
         if not row[1]:
             raise SystemExit(f"{lease_id} did not come up:\n{self.stack.log('agent')}")
         return lease_id, {
-            "post": (posted - begin) * 1000,
+            "post": post_ms,
             "started": _since(begin, row[0]),
             "ready": _since(begin, row[1]),
         }
 
     def release(self, lease_id: str) -> None:
         """End a lease and wait until it is clean."""
-        self.renter.call("POST", f"leases/{lease_id}/stop")
+        self.caller.call("POST", f"leases/{lease_id}/stop")
         self.rows.wait(lease_id, lambda row: row[2])
 
     def plain(self) -> tuple[str, Times]:
