@@ -33,10 +33,10 @@ from tests.rig.nvml import make_gpus  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results"
 NODES, LEASES, GPUS = 200, 500, 8
-CLIENTS, EVERY_S = 300, 2.0
+CLIENTS, EVERY_S = 300, 5.0
 ORDERS, READS, LAUNCHES, ROUNDS = 60, 40, 10, 2
 WARM_UP = 5  # the first of each kind, thrown away: each process compiles and connects
-STEADY_S = 4.0  # two rounds of the clients
+STEADY_S = 6.0  # more than one round of the clients
 POLL_S = 0.005
 KEPT_S = 20.0  # less than gunicorn keeps a connection on which nobody asks
 MOST_ORDER_MS, MOST_LIST_MS, MOST_RATIO = 25, 500, 1.3
@@ -257,7 +257,7 @@ def main() -> None:
 def running(*, sqlite: bool) -> Iterator[Bench]:
     """A filled Lessor with the intervals of production, and one renter."""
     os.environ["LESSOR_AGENT_SIMULATE"] = "true"
-    stack.HEARTBEAT_S, stack.PULL_S = 10, 30
+    stack.HEARTBEAT_S, stack.PULL_S, stack.SAMPLE_S = 10, 30, 15
     bundle = images.build_bundle(ROOT / "var" / "bundle")
     gpus = [replace(gpu, links=()) for gpu in make_gpus(GPUS)]
     with ExitStack() as exits:

@@ -24,12 +24,13 @@ class Seen:
 
 
 async def client(host: str, port: int, head: str, first_s: float, every_s: float, seen: Seen, *, tags: bool) -> None:
-    """One client: asks every ``every_s`` seconds from ``first_s`` on, however long an answer takes."""
+    """One client: asks every ``every_s`` seconds from ``first_s`` on, later only when an answer takes longer."""
     due, tag = time.monotonic() + first_s, ""
     reader, writer = await asyncio.open_connection(host, port)
     while True:
         await asyncio.sleep(max(0.0, due - time.monotonic()))
-        begin, due = time.monotonic(), due + every_s
+        begin = time.monotonic()
+        due = max(due, begin) + every_s
         try:
             writer.write(f"{head}{f'If-None-Match: {tag}' if tag else 'X-Poll: 1'}\r\n\r\n".encode())
             status, headers = await _answer(reader)
@@ -64,6 +65,7 @@ async def main(host: str, port: int, every_s: float, *, tags: bool) -> None:
     clients = asyncio.gather(*ask)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     clients.cancel()
+    await asyncio.gather(clients, return_exceptions=True)
     times = seen.times or [0.0, 0.0]
     facts = {"median_ms": statistics.median(times), "p95_ms": statistics.quantiles(times, n=20)[18]}
     sys.stdout.write(
