@@ -39,7 +39,8 @@ WARM_UP = 5  # the first of each kind, thrown away: each process compiles and co
 STEADY_S = 6.0  # more than one round of the clients
 POLL_S = 0.005
 KEPT_S = 20.0  # less than gunicorn keeps a connection on which nobody asks
-MOST_ORDER_MS, MOST_LIST_MS, MOST_RATIO = 25, 500, 1.3
+MOST_ORDER_MS, MOST_LIST_MS, MOST_RATIO, MOST_LATE_MS = 25, 500, 1.3, 5000
+DUE_S = 8.0
 SETTINGS = {
     "ORDERS_PER_MINUTE": "100000",
     "QUOTES_PER_MINUTE": "100000",
@@ -63,14 +64,18 @@ class Bench:
         self.database = _connect(lessor.database_url)
 
     def _fill(self) -> dict[str, Any]:
+        return self.script("fill.py", "bench-1@example.com", str(NODES), str(LEASES))
+
+    def script(self, name: str, *arguments: str) -> dict[str, Any]:
+        """Run a script of this folder beside the portal, with its environment; what it printed."""
         done = subprocess.run(
-            [sys.executable, str(ROOT / "bench" / "fill.py"), "bench-1@example.com", str(NODES), str(LEASES)],
+            [sys.executable, str(ROOT / "bench" / name), *arguments],
             env={**os.environ, **self.stack.portal.env}, capture_output=True, text=True, check=False,
         )  # fmt: skip
         if done.returncode:
             raise SystemExit(done.stderr)
-        filled: dict[str, Any] = json.loads(done.stdout)
-        return filled
+        told: dict[str, Any] = json.loads(done.stdout)
+        return told
 
     def ask(self, method: str, path: str, body: Any = None, *, browser: bool = False) -> tuple[float, bytes]:
         """One request on the kept connection: milliseconds and the body; anything but a success ends the bench."""
@@ -199,7 +204,10 @@ def measure(bench: Bench) -> dict[str, Any]:
         slow = {"order": repeated(lambda: bench.order(model)[0], READS), "one lease, API": repeated(read, READS)}
     finally:
         bench.stack.engine.resume()
-    return {"answers": found, "answers_with_an_engine_that_hangs": slow, **launches(bench)}
+    found_launches = launches(bench)
+    facts.say("deadlines\n")
+    late = bench.script("due.py", str(DUE_S))  # last: nothing runs on the filled nodes afterwards
+    return {"answers": found, "answers_with_an_engine_that_hangs": slow, **found_launches, "deadlines": late}
 
 
 def verdicts(result: dict[str, Any]) -> list[tuple[str, str, bool]]:
@@ -215,6 +223,8 @@ def verdicts(result: dict[str, Any]) -> list[tuple[str, str, bool]]:
     for kind in ("polled", "polled with tags"):
         ratio = ready[f"{kind}: ready"] / ready["quiet: ready"]
         found.append((f"launches {kind} at most {MOST_RATIO} x quiet (p95)", f"{ratio:.2f}", ratio <= MOST_RATIO))
+    late, number = result["deadlines"]["max_ms"], result["deadlines"]["leases"]
+    found.append((f"{number} leases due at once are stopped within 5 s", f"{late / 1000:.1f} s", late <= MOST_LATE_MS))
     return found
 
 
