@@ -159,14 +159,21 @@ def release_hold(*, lease_id: str) -> None:
 
 def _locked_hold(lease_id: str) -> Hold | None:
     """The open hold, read again under the lock of its account: the amount seen is the one that will be changed."""
-    seen = Hold.objects.open().filter(lease_id=lease_id).values("pk", "account_id").first()
-    if seen is None:
+    accounts: list[Account] = _ACCOUNT_OF_HOLD.rows(lease=lease_id)
+    holds: list[Hold] = _OPEN_HOLD.rows(lease=lease_id) if accounts else []
+    if not holds:
         return None
-    account = Account.objects.select_for_update().get(pk=seen["account_id"])
-    hold = Hold.objects.open().filter(pk=seen["pk"]).first()
-    if hold is not None:
-        hold.account = account
-    return hold
+    holds[0].account = accounts[0]
+    return holds[0]
+
+
+def _account_of_hold(lease: str) -> QuerySet[Account]:
+    holding = Account.objects.filter(holds__lease_id=lease, holds__released_at__isnull=True)
+    return holding.select_for_update(of=("self",))
+
+
+_ACCOUNT_OF_HOLD: Final = Ready(_account_of_hold, lease="?lease")
+_OPEN_HOLD: Final = Ready(lambda lease: Hold.objects.open().filter(lease_id=lease), lease="?lease")
 
 
 def _check_hold(ticks: int) -> None:

@@ -43,9 +43,7 @@ def take(*, lease: Lease, request: LeaseRequest, gpu_memory_gb: int, now: dateti
     the transaction of the order: what it took goes back with a rollback.
     """
     for _ in range(TRIES):
-        gpus = fleet.read(now=now, gpu_model=request.gpu_model)
-        fitting = [gpu for gpu in gpus if fleet.admits(gpu, gpu_memory_gb=gpu_memory_gb, cuda_min=request.cuda_min)]
-        decision = placement.place(fleet.snapshot(fitting), placement.Request(request.gpu_count))
+        decision = _decide(request, gpu_memory_gb, now)
         if decision.node_id is None:
             raise no_capacity(request, decision.reasons)
         try:
@@ -53,6 +51,24 @@ def take(*, lease: Lease, request: LeaseRequest, gpu_memory_gb: int, now: dateti
         except _FasterError:
             continue
     raise no_capacity(request, (placement.Reason("contended", 0, "others took them at this very moment"),))
+
+
+def _decide(request: LeaseRequest, gpu_memory_gb: int, now: datetime) -> placement.Decision:
+    """The answer for the whole fleet; usually out of a few nodes of it."""
+    wanted = placement.Request(request.gpu_count)
+    near = fleet.candidates(now=now, gpu_model=request.gpu_model, gpu_count=request.gpu_count)
+    fitting = _fitting(near, request, gpu_memory_gb)
+    # Where the order's filters take GPUs away, the order of nodes may be another one.
+    if len(fitting) == len(near):
+        decision = placement.place(fleet.snapshot(fitting), wanted)
+        if decision.node_id is not None:
+            return decision
+    gpus = fleet.read(now=now, gpu_model=request.gpu_model)
+    return placement.place(fleet.snapshot(_fitting(gpus, request, gpu_memory_gb)), wanted)
+
+
+def _fitting(gpus: list[fleet.FleetGpu], request: LeaseRequest, gpu_memory_gb: int) -> list[fleet.FleetGpu]:
+    return [gpu for gpu in gpus if fleet.admits(gpu, gpu_memory_gb=gpu_memory_gb, cuda_min=request.cuda_min)]
 
 
 def no_capacity(request: LeaseRequest, reasons: Sequence[placement.Reason]) -> NoCapacity:

@@ -6,8 +6,9 @@ other way round, at the very same moment. Times are our own.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from portal.ready import Ready
 from rental.models import Lease, UsageGap
 
 if TYPE_CHECKING:
@@ -17,7 +18,11 @@ if TYPE_CHECKING:
 
 def opened(lease: Lease) -> UsageGap | None:
     """The gap a running lease is in now."""
-    return lease.gaps.filter(end__isnull=True).first()
+    found: list[UsageGap] = _OPENED.rows(lease=lease.pk)
+    return found[0] if found else None
+
+
+_OPENED: Final = Ready(lambda lease: UsageGap.objects.filter(lease=lease, end__isnull=True), lease="?lease")
 
 
 def reasons(leases: Iterable[Lease]) -> dict[str, str]:

@@ -7,7 +7,7 @@ Time is our own clock at receipt; what a node says about time never enters (case
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from django.conf import settings
 from django.db.models import F, Sum
@@ -15,11 +15,14 @@ from django.db.models import F, Sum
 from billing import money
 from billing.models import LedgerEntry
 from billing.services import account_for, lower_hold, post
+from portal.ready import Ready
 from rental.models import Lease, UsageSegment, whole_seconds
 from rental.states import EndReason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from django.db.models import QuerySet
 
     from billing.money import Ticks
 
@@ -77,13 +80,22 @@ def rate(lease: Lease) -> Ticks:
 
 def closed_ticks(lease: Lease) -> int:
     """What the closed segments cost."""
-    total: int | None = lease.segments.aggregate(total=Sum("ticks"))["total"]
-    return total or 0
+    return sum(ticks or 0 for (ticks,) in _CLOSED.rows(lease=lease.pk))
 
 
 def opened(lease: Lease) -> UsageSegment | None:
     """The segment that is being charged; None in a gap."""
-    return lease.segments.filter(end__isnull=True).first()
+    found: list[UsageSegment] = _OPENED.rows(lease=lease.pk)
+    return found[0] if found else None
+
+
+def _closed(lease: str) -> QuerySet[UsageSegment, tuple[int]]:
+    segments = UsageSegment.objects.filter(lease=lease).order_by().values("lease")
+    return segments.annotate(total=Sum("ticks")).values_list("total")
+
+
+_CLOSED: Final = Ready(_closed, lease="?lease")
+_OPENED: Final = Ready(lambda lease: UsageSegment.objects.filter(lease=lease, end__isnull=True), lease="?lease")
 
 
 def unposted_ticks(lease: Lease, now: datetime) -> int:

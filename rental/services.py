@@ -24,7 +24,7 @@ from rental.models import Lease
 from rental.states import LIVE, EndReason, State
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from datetime import datetime
 
     from django.db.models import QuerySet
@@ -75,16 +75,22 @@ def note_refused_settings(*, tenant: Tenant, actor: Actor, names: Sequence[str])
 
 @transaction.atomic
 def stop_lease(
-    *, lease: Lease, actor: Actor, reason: str | None = None, detail: str = "", data: dict[str, Any] | None = None
+    *,
+    lease: Lease,
+    actor: Actor,
+    reason: str | None = None,
+    detail: str = "",
+    data: dict[str, Any] | None = None,
+    locked: Lease | None = None,
 ) -> Lease:
     """End a lease: before it is ready it is cancelled, free of charge, later released. One that stops already stays so.
 
     ``reason`` is given by operators and sweeps; without it the actor's role must allow leasing. ``data`` are facts for
-    the line of history.
+    the line of history, ``locked`` is the lease where this transaction holds its row (see lifecycle.lock).
     """
     if reason is None and actor.user is not None:
         require_role(user=actor.user, tenant=lease.tenant, roles=ROLES_THAT_LEASE)
-    current = lifecycle.lock(lease_id=lease.pk)
+    current = locked or lifecycle.lock(lease_id=lease.pk)
     if current.state in {State.STOPPING, State.ENDED}:
         return current
     why = reason or (EndReason.RELEASED if current.state == State.RUNNING else EndReason.CANCELLED)
@@ -121,25 +127,22 @@ def keep_lease(*, lease: Lease, actor: Actor) -> Lease:
     return kept
 
 
-@transaction.atomic
-def end_if_due(*, lease_id: str, actor: Actor) -> Lease | None:
-    """As end_at_deadline, unless somebody has the lease in hand now: sweeps beside each other share the work.
+def take_due(*, lease_ids: Collection[str]) -> list[Lease]:
+    """Those of these leases that run and that nobody has in hand now, locked, for end_at_deadline().
 
-    None then; the next sweep looks again.
+    Sweeps beside each other share the work so; who is left out is looked at by the next. In a transaction.
     """
-    mine = Lease.objects.select_for_update(of=("self",), skip_locked=True).filter(pk=lease_id).order_by()
-    if not mine.values_list("pk", flat=True):
-        return None
-    return end_at_deadline(lease_id=lease_id, actor=actor)
+    running = Lease.objects.filter(pk__in=lease_ids, state=State.RUNNING).select_related("tenant").order_by("pk")
+    return list(running.select_for_update(of=("self",), skip_locked=True))
 
 
 @transaction.atomic
-def end_at_deadline(*, lease_id: str, actor: Actor) -> Lease:
+def end_at_deadline(*, lease_id: str, actor: Actor, locked: Lease | None = None) -> Lease:
     """The maximum duration, or what the spend cap pays for, is over; not if it was extended a moment ago."""
-    lease = lifecycle.lock(lease_id=lease_id)
+    lease = locked or lifecycle.lock(lease_id=lease_id)
     if lease.deadline_at is None or lease.deadline_at > timezone.now():
         return lease
-    return stop_lease(lease=lease, actor=actor, reason=metering.deadline_reason(lease))
+    return stop_lease(lease=lease, actor=actor, reason=metering.deadline_reason(lease), locked=lease)
 
 
 def overdue_to_start(now: datetime) -> LeaseQuerySet:

@@ -10,7 +10,7 @@ import time_machine
 from django.core.management import call_command
 from django.utils import timezone
 
-from billing.models import Hold
+from billing.models import Hold, LedgerEntry
 from billing.services import place_hold
 from nodes import broker
 from nodes import services as node_services
@@ -259,15 +259,18 @@ def test_one_lease_that_cannot_be_helped_does_not_keep_the_others_waiting(
     broken = sorted(lease.pk for lease in leases)[1]
     end = services.end_at_deadline
 
-    def sometimes(*, lease_id: str, actor: Actor) -> Lease:
+    def sometimes(*, lease_id: str, actor: Actor, locked: Lease) -> Lease:
+        done = end(lease_id=lease_id, actor=actor, locked=locked)
         if lease_id == broken:
-            raise RuntimeError("a fault")
-        return end(lease_id=lease_id, actor=actor)
+            raise RuntimeError("a fault, when half of it is done")
+        return done
 
     monkeypatch.setattr(services, "end_at_deadline", sometimes)
     clock.shift(61)
     tasks.sweep_deadlines()
     assert Lease.objects.filter(state=State.STOPPING).count() == 2
+    assert Lease.objects.get(pk=broken).state == State.RUNNING
+    assert LedgerEntry.objects.filter(lease_id=broken).count() == 0
 
 
 # --- money ------------------------------------------------------------------------------------------------------------
