@@ -201,3 +201,21 @@ def test_a_gateway_that_is_killed_comes_back_with_its_host_key_and_the_lease_goe
         assert terminal.client.wait(60) == 255
     fleet.node.start_gateway()
     fleet.wait("a login with the known host key", lambda: guest.run("true").returncode == 0)
+
+
+@pytest.mark.long
+def test_while_nobody_can_log_in_nothing_is_charged_and_the_receipt_says_why(
+    fleet: Stack, desk: Desk, rent: Rent, renter: Renter
+) -> None:
+    guest = rent()
+    asked = "select count(*) from rental_usagegap where lease_id = ? and reason = 'ssh_down' and \"end\" is "
+    fleet.node.kill_gateway()
+    fleet.wait("the gap", lambda: fleet.query(f"{asked} null", guest.id) == [(1,)], seconds=90)
+    assert renter.call("GET", f"leases/{guest.id}")["state"] == "running"
+    fleet.node.start_gateway()
+    fleet.wait("the gap's end", lambda: fleet.query(f"{asked} not null", guest.id) == [(1,)], seconds=90)
+    assert guest.run("true").returncode == 0
+    desk.stop(renter, guest.id)
+    receipt = truth.assert_receipt_is_whole(renter, guest.id)
+    assert "ssh_down" in truth.reasons(receipt)
+    assert len(receipt["lines"]) == 2  # before and after it
