@@ -20,7 +20,7 @@ from rental.models import Lease, UsageSegment, whole_seconds
 from rental.states import EndReason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from django.db.models import QuerySet
 
@@ -113,8 +113,7 @@ def used(leases: Iterable[Lease], now: datetime) -> dict[str, tuple[int, int]]:
     """``{lease id: (seconds, ticks)}`` charged so far, open segments included; one query for any number of leases."""
     by_id = {lease.pk: lease for lease in leases}
     totals: dict[str, tuple[int, int]] = {}
-    # Closed segments first: the spend cap leaves an open one what they have not used.
-    for segment in UsageSegment.objects.filter(lease__in=by_id).order_by(F("end").asc(nulls_last=True), "pk"):
+    for segment in _OF_ONE.rows(lease=next(iter(by_id))) if len(by_id) == 1 else _segments(by_id):
         lease, (seconds, ticks) = by_id[segment.lease_id], totals.get(segment.lease_id, (0, 0))
         if segment.end is None:
             more = cost(lease, segment, charged_until(lease, now), ticks)
@@ -122,6 +121,14 @@ def used(leases: Iterable[Lease], now: datetime) -> dict[str, tuple[int, int]]:
             more = segment.seconds or 0, segment.ticks or 0
         totals[lease.pk] = seconds + more[0], ticks + more[1]
     return totals
+
+
+def _segments(leases: Collection[str]) -> QuerySet[UsageSegment]:
+    """Closed ones first: the spend cap leaves an open one what they have not used."""
+    return UsageSegment.objects.filter(lease__in=leases).order_by(F("end").asc(nulls_last=True), "pk")
+
+
+_OF_ONE: Final = Ready(lambda lease: _segments([lease]), lease="?lease")
 
 
 def unposted(leases: Iterable[Lease], now: datetime) -> dict[str, int]:
