@@ -21,7 +21,7 @@ from portal import mails
 from portal.models import ROLES_THAT_LEASE, Membership, User
 from portal.queue import enqueue
 from portal.ready import Ready
-from rental import lifecycle
+from rental import lifecycle, live
 from rental.models import Lease, LeaseNotice
 from rental.notice_words import WORDS
 from rental.states import LIVE
@@ -66,6 +66,7 @@ def take_back(*, lease: Lease, prefix: str) -> int:
     gone = LeaseNotice.objects.filter(lease=lease, key__startswith=prefix, void_at__isnull=True)
     number = gone.update(void_at=timezone.now())
     if number:
+        live.publish(lease)  # no line of history here, which would tell open pages
         _wake(lease)
     return number
 

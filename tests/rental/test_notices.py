@@ -15,7 +15,7 @@ from nodes.models import Node
 from portal.actor import Actor
 from portal.mails import Mail
 from portal.models import Membership, Tenant, User
-from rental import desired, notices
+from rental import desired, live, notices
 from rental.models import Lease, LeaseEvent, LeaseNotice
 from rental.notice_words import Words
 from tests import make
@@ -84,6 +84,16 @@ def test_terminals_get_the_newest_few_and_forget_what_was_taken_back(lease: Leas
     assert [told["text"] for told in word["notices"]] == [f"line {number}" for number in range(3, 8)]
     assert notices.take_back(lease=lease, prefix="try:") == 7
     assert desired.desired_leases(node)[0]["notices"] == []
+
+
+def test_open_pages_are_told_of_what_was_taken_back_once(lease: Lease, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    tell(lease)
+    monkeypatch.setattr(live, "publish", lambda of: told.append(of.pk))
+    assert notices.take_back(lease=lease, prefix="try:") == 1
+    assert told == [lease.pk]
+    assert notices.take_back(lease=lease, prefix="try:") == 0
+    assert told == [lease.pk]
 
 
 def test_the_owners_are_told_when_who_ordered_has_left(lease: Lease) -> None:
