@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 import logging
 import shutil
 import signal
@@ -26,20 +25,18 @@ from typing import Any, ParamSpec, TypeVar
 
 from nodes.agent.exec_entry import KINDS, command_line, environment
 from nodes.agent.exec_net import LOOPBACK, connect_inside
+from nodes.agent.exec_request import RefusedError, Request, await_close, read_request, send, side, text
 from nodes.agent.exec_sessions import Session, SessionKeeper, SessionStore
 from nodes.agent.exec_stream import EngineError, ExecEngine
 from nodes.agent.exec_tree import signal_group
 
 log = logging.getLogger(__name__)
 
-MAX_REQUEST_BYTES = 256 * 1024
 REQUEST_LIMIT_S = 10.0  # a request is one line; who connects and says nothing is dropped
 WIND_DOWN_LIMIT_S = 5.0
 ATTACH_LIMIT_S = 15.0  # after a restart, sessions nobody takes over within this time are closed
-MAX_SIDE = 4096  # characters; larger terminals are not asked for by people
 SIGNALS = {"HUP", "INT", "QUIT", "KILL", "TERM", "USR1", "USR2", "ALRM", "CONT", "STOP", "TSTP", "WINCH"}
 
-Request = dict[str, Any]
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
@@ -51,14 +48,6 @@ class RunningContainer:
     lease_id: str
     container_id: str
     pid: int
-
-
-class RefusedError(Exception):
-    """A request that is answered with ok=false; `code` is one of the codes of the protocol."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 class Execd:
@@ -167,12 +156,12 @@ class Execd:
             connection.settimeout(0.0)
             held: Session | None = None
             try:
-                request = await asyncio.wait_for(_read_request(connection), REQUEST_LIMIT_S)
+                request = await asyncio.wait_for(read_request(connection), REQUEST_LIMIT_S)
                 held = await self._answer(connection, request)
             except RefusedError as error:
-                _send(connection, {"ok": False, "code": error.code, "error": str(error)})
+                send(connection, {"ok": False, "code": error.code, "error": str(error)})
             except EngineError as error:
-                _send(connection, {"ok": False, "code": "failed", "error": str(error)})
+                send(connection, {"ok": False, "code": "failed", "error": str(error)})
             except (OSError, TimeoutError):
                 return
             if held is not None:
@@ -191,7 +180,7 @@ class Execd:
 
     async def _hold(self, connection: socket.socket, session: Session) -> None:
         """Wait for the gateway's side to close, then end the session, unless another connection took it over."""
-        await _await_close(connection)
+        await await_close(connection)
         if session.holder is connection:
             await self._keeper.let_go(session)
 
@@ -210,15 +199,15 @@ class Execd:
     # -- verbs ---------------------------------------------------------------------------------------------------------
 
     async def _exec(self, connection: socket.socket, request: Request) -> Session:
-        kind, tty = _text(request, "kind"), request.get("tty") is True
+        kind, tty = text(request, "kind"), request.get("tty") is True
         if kind not in KINDS:
             raise RefusedError("bad_request", f"kind is none of {', '.join(KINDS)}")
-        command = _text(request, "command") if kind == "command" else ""
-        term = _text(request, "term", default="xterm") if tty else None
-        rows, cols = (_side(request, "rows"), _side(request, "cols")) if tty else (0, 0)
-        container = await self._container(_text(request, "lease"))
+        command = text(request, "command") if kind == "command" else ""
+        term = text(request, "term", default="xterm") if tty else None
+        rows, cols = (side(request, "rows"), side(request, "cols")) if tty else (0, 0)
+        container = await self._container(text(request, "lease"))
         try:
-            env = environment(container.pid, term=term, peer=_text(request, "peer", default="127.0.0.1"))
+            env = environment(container.pid, term=term, peer=text(request, "peer", default="127.0.0.1"))
         except OSError as error:
             raise RefusedError("not_running", f"lease {container.lease_id} is not running") from error
         argv = command_line(kind=kind, command=command, rows=rows, cols=cols)
@@ -241,18 +230,18 @@ class Execd:
         self._spawn(self._keeper.adopt(session))
         with stream:
             try:
-                _send(connection, {"ok": True, "session": exec_id}, stream)
+                send(connection, {"ok": True, "session": exec_id}, stream)
             except OSError:  # the gateway is gone; holding its closed connection ends the session
                 log.info("the gateway left while a session of %s was starting", container.lease_id)
         return session
 
     async def _connect(self, connection: socket.socket, request: Request) -> None:
-        host, port = _text(request, "host"), request.get("port")
+        host, port = text(request, "host"), request.get("port")
         if host not in LOOPBACK:
             raise RefusedError("bad_request", "only 127.0.0.1, localhost and ::1 can be reached inside a lease")
         if not isinstance(port, int) or not 1 <= port <= 65535:  # noqa: PLR2004  the range of ports
             raise RefusedError("bad_request", "port is not a number from 1 to 65535")
-        container = await self._container(_text(request, "lease"))
+        container = await self._container(text(request, "lease"))
         try:
             inside = await connect_inside(container.pid, host, port)
         except OSError as error:
@@ -260,17 +249,17 @@ class Execd:
                 "unreachable", f"nothing answers on port {port} of the lease: {error.strerror}"
             ) from error
         with inside:
-            _send(connection, {"ok": True}, inside)
+            send(connection, {"ok": True}, inside)
 
     async def _control(self, connection: socket.socket, request: Request) -> Session | None:
-        session = self._keeper.sessions.get(_text(request, "session"))
+        session = self._keeper.sessions.get(text(request, "session"))
         operation = request.get("op")
         if session is None:
             await self._control_ended(connection, request)
             return None
         if operation == "close":
             await self._keeper.end(session)
-            _send(connection, {"ok": True})
+            send(connection, {"ok": True})
             return None
         if operation == "ended":
             await self._until(connection, self._keeper.process_end(session), lambda _: {})
@@ -281,10 +270,10 @@ class Execd:
         await self._container_of(session)
         if operation == "attach":
             session.holder = connection
-            _send(connection, {"ok": True})
+            send(connection, {"ok": True})
             return session
         await self._steer(session, request)
-        _send(connection, {"ok": True})
+        send(connection, {"ok": True})
         return None
 
     async def _control_ended(self, connection: socket.socket, request: Request) -> None:
@@ -292,16 +281,16 @@ class Execd:
 
         Its exit code can still be asked, ending it again is a success.
         """
-        operation, exec_id = request.get("op"), _text(request, "session")
+        operation, exec_id = request.get("op"), text(request, "session")
         if not exec_id.isalnum():
             raise RefusedError("bad_request", "session is not the id of a session")
         if operation in {"close", "ended"}:
-            _send(connection, {"ok": True})
+            send(connection, {"ok": True})
             return
         if operation != "wait":
             raise RefusedError("failed", "the session has ended")
         state = await self._blocking(self._engine.inspect, exec_id)
-        _send(connection, {"ok": True, "exit_code": 255 if state.exit_code is None else state.exit_code})
+        send(connection, {"ok": True, "exit_code": 255 if state.exit_code is None else state.exit_code})
 
     async def _until(
         self,
@@ -311,11 +300,11 @@ class Execd:
     ) -> None:
         """Answer when `event` has come, or give up when the asker has gone."""
         waiting = asyncio.ensure_future(event)
-        gone = asyncio.ensure_future(_await_close(connection))
+        gone = asyncio.ensure_future(await_close(connection))
         try:
             await asyncio.wait({waiting, gone}, return_when=asyncio.FIRST_COMPLETED)
             if waiting.done():
-                _send(connection, {"ok": True, **facts(waiting.result())})
+                send(connection, {"ok": True, **facts(waiting.result())})
         finally:
             # Awaited, not only cancelled: a pending read gives up its descriptor's number when its task ends, and by
             # then the number could belong to somebody else's connection.
@@ -327,10 +316,10 @@ class Execd:
         await session.appeared.wait()
         operation = request.get("op")
         if operation == "resize":
-            cols, rows = _side(request, "cols"), _side(request, "rows")
+            cols, rows = side(request, "cols"), side(request, "rows")
             await self._blocking(self._engine.resize, session.id, cols=cols, rows=rows)
         elif operation == "signal":
-            name = _text(request, "name")
+            name = text(request, "name")
             if name not in SIGNALS:
                 raise RefusedError("bad_request", "that signal is not passed on")
             if session.leader is None or not signal_group(session.leader, signal.Signals[f"SIG{name}"]):
@@ -364,54 +353,3 @@ def _listen(path: Path, group: str | None) -> socket.socket:
         listener.close()
         raise
     return listener
-
-
-async def _read_request(connection: socket.socket) -> Request:
-    loop = asyncio.get_running_loop()
-    line = bytearray()
-    while not line.endswith(b"\n"):
-        chunk = await loop.sock_recv(connection, 65536)
-        if not chunk:
-            raise ConnectionResetError("closed before a request was complete")
-        line += chunk
-        if len(line) > MAX_REQUEST_BYTES:
-            raise RefusedError("bad_request", f"a request has at most {MAX_REQUEST_BYTES} bytes")
-    try:
-        request = json.loads(line)
-    except ValueError as error:
-        raise RefusedError("bad_request", "a request is one line of JSON") from error
-    if not isinstance(request, dict):
-        raise RefusedError("bad_request", "a request is a JSON object")
-    return request
-
-
-async def _await_close(connection: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    try:
-        while await loop.sock_recv(connection, 4096):
-            continue
-    except OSError:
-        return
-
-
-def _send(connection: socket.socket, answer: dict[str, Any], descriptor: socket.socket | None = None) -> None:
-    """One short line into an empty socket buffer: it does not block."""
-    line = json.dumps(answer).encode() + b"\n"
-    if descriptor is None:
-        connection.send(line)
-    else:
-        socket.send_fds(connection, [line], [descriptor.fileno()])
-
-
-def _text(request: Request, name: str, *, default: str | None = None) -> str:
-    value = request.get(name, default)
-    if not isinstance(value, str) or "\0" in value:
-        raise RefusedError("bad_request", f"{name} is missing or is not text")
-    return value
-
-
-def _side(request: Request, name: str) -> int:
-    value = request.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_SIDE:
-        raise RefusedError("bad_request", f"{name} is not a number from 0 to {MAX_SIDE}")
-    return value

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
+from nodes.agent.exec_request import MAX_REQUEST_BYTES
 from nodes.agent.exec_stream import EngineError, ExecEngine
-from nodes.agent.execd import MAX_REQUEST_BYTES, Execd, RunningContainer
+from nodes.agent.execd import Execd, RunningContainer
 
 EXEC_ID = "e" * 64
 
