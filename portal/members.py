@@ -88,7 +88,7 @@ def change_role(*, tenant: Tenant, user_id: str, role: str, actor: Actor) -> Mem
     if row.role == role:
         return row
     if row.role == Role.OWNER:
-        _spare(tenant, [row])
+        _spare(row)
     before, row.role = row.role, role
     row.save(update_fields=["role"])
     data = {"email": row.user.email, "before": before, "after": role}
@@ -135,6 +135,12 @@ def hand_over(*, tenant: Tenant, user_id: str, actor: Actor) -> Membership:
     for who in (row.user, mine.user):
         tell_change(user=who, tenant_id=tenant.pk)
     return row
+
+
+def is_only_owner(row: Membership, people: Iterable[Membership]) -> bool:
+    """Would the tenant have no owner with an open account without this member? ``people``: its members, as rows."""
+    others = [one for one in people if one.pk != row.pk and one.role == Role.OWNER and one.user.is_active]
+    return row.role == Role.OWNER and not others
 
 
 def owned_alone(user: User) -> QuerySet[Tenant]:
@@ -197,10 +203,9 @@ def _require(row: Membership, act: Act) -> None:
         raise NotAllowed(_("Your role in this tenant does not allow this."))
 
 
-def _spare(tenant: Tenant, going: Iterable[Membership]) -> None:
+def _spare(row: Membership) -> None:
     """Refuse to take the last active owner away."""
-    others = tenant.memberships.filter(role=Role.OWNER, user__is_active=True).exclude(pk__in=[row.pk for row in going])
-    if not others.exists():
+    if is_only_owner(row, members_of(row.tenant).filter(role=Role.OWNER)):
         raise DomainError(
             _("This is the only owner. Make somebody else an owner first, or hand the organisation over."),
             code="last_owner",
@@ -210,7 +215,7 @@ def _spare(tenant: Tenant, going: Iterable[Membership]) -> None:
 def _go(row: Membership, actor: Actor, action: str) -> None:
     if row.role == Role.OWNER:
         must_be_organisation(row.tenant)
-        _spare(row.tenant, [row])
+        _spare(row)
     revoked = revoke_tokens(user=row.user, tenant_ids=[row.tenant_id])
     data = {"email": row.user.email, "role": row.role, "tokens_revoked": revoked}
     audit(actor=actor, action=action, obj=row.user, tenant=row.tenant, data=data)

@@ -124,15 +124,19 @@ class TenantView(View):
         role = self.mine.role
         organisation = self.tenant.kind == Tenant.Kind.ORGANISATION
         leads = organisation and may(role, Act.INVITE)
+        people = list(members.members_of(self.tenant))
+        others = any(row.user.is_active and row.pk != self.mine.pk for row in people)
         facts: dict[str, Any] = {
             "shown": self.tenant,
             "mine": self.mine,
-            "members": members.members_of(self.tenant),
+            "members": people,
             "invited": self._invited() if leads else [],
             "organisation": organisation,
             "leads": leads,
             "gives": [(one.value, one.label) for one in roles.givable(role)],
             "unmakes_owners": may(role, Act.HAND_OVER),
+            "hands_over": organisation and others and may(role, Act.HAND_OVER),
+            "only_owner": organisation and members.is_only_owner(self.mine, people),
             "deletes": organisation and may(role, Act.DELETE),
             "invite_form": InviteForm(giver=self.mine),
             "rename_form": OrganisationForm(initial={"name": self.tenant.name}, prefix="tenant"),
@@ -240,8 +244,11 @@ class Leave(TenantView):
     """Ask, then leave."""
 
     def get(self, request: HttpRequest, tenant_id: str) -> HttpResponse:
-        """The question."""
-        return render(request, "tenant/leave.html", {"shown": self.tenant, "mine": self.mine})
+        """The question; the only owner reads what to do instead. Nobody leaves a personal tenant."""
+        if self.tenant.kind == Tenant.Kind.PERSONAL:
+            raise Http404
+        facts = {"shown": self.tenant, "only_owner": members.is_only_owner(self.mine, members.members_of(self.tenant))}
+        return render(request, "tenant/leave.html", facts)
 
     def post(self, request: HttpRequest, tenant_id: str) -> HttpResponse:
         """Leave."""

@@ -310,6 +310,30 @@ def test_a_role_is_changed_and_a_member_removed_on_the_page(page: Client, user: 
     assert role_of(stranger, tenant) is None
 
 
+def test_only_who_may_leave_is_offered_it_and_the_only_owner_reads_what_to_do(page: Client, user: User) -> None:
+    other = make.make_user()
+    tenant = make.make_tenant(members={user: "owner", other: "admin"})
+    address, leave = reverse("tenant", args=[tenant.pk]), reverse("tenant-leave", args=[tenant.pk])
+    text = page.get(address).content.decode()
+    assert leave not in text
+    assert "hand the organisation over first, or delete it" in text
+    assert f"Role of {user.email}" not in text  # giving it up is refused as well
+    assert '<form method="post" action="' + leave not in page.get(leave).content.decode()
+    other.is_active = False
+    other.save(update_fields=["is_active"])
+    text = page.get(address).content.decode()
+    assert reverse("tenant-hand-over", args=[tenant.pk]) not in text
+    assert "invite somebody who takes it over" in text
+    other.is_active = True
+    other.save(update_fields=["is_active"])
+    Membership.objects.filter(user=other).update(role=Role.OWNER)
+    text = page.get(address).content.decode()
+    assert leave in text
+    assert "only owner" not in text
+    assert page.get(leave).status_code == 200
+    assert page.get(reverse("tenant-leave", args=[make.tenant_of(user).pk])).status_code == 404
+
+
 # --- suspension -------------------------------------------------------------------------------------------------------
 
 
