@@ -62,6 +62,14 @@ class User(AbstractUser):
     def __str__(self) -> str:
         return self.email
 
+    @property
+    def lost_a_passkey(self) -> bool:
+        """Was one ever taken away, by this person or by an operator? Only the audit log remembers."""
+        removed = Q(action="user.second_factor_removed", data__type="webauthn")
+        reset = Q(action="user.second_factor_reset", data__types__icontains="webauthn")
+        about = AuditEvent.objects.filter(object_type="user", object_id=self.pk)
+        return about.filter(removed | reset).exists()
+
 
 class Tenant(models.Model):
     """Who rents and pays."""

@@ -196,6 +196,20 @@ def test_an_operator_can_take_a_lost_second_factor_away(user: User) -> None:
     assert signed_in(client)
 
 
+@pytest.mark.parametrize("lost_to", ["", "oneself", "operator"])
+def test_who_has_no_passkey_reads_whether_there_was_one(browser: Client, user: User, lost_to: str) -> None:
+    confirm_password(browser)
+    if lost_to:
+        key = Authenticator.objects.create(user=user, type="webauthn", data={"name": "laptop"})
+    if lost_to == "oneself":
+        browser.post(reverse("mfa_remove_webauthn", args=[key.pk]))
+    if lost_to == "operator":
+        call_command("remove_second_factor", user.email)
+    for name in ("mfa_index", "mfa_list_webauthn"):
+        text = browser.get(reverse(name)).content.decode()
+        assert ("No passkey left" in text, "No passkey yet" in text) == (bool(lost_to), not lost_to)
+
+
 @pytest.mark.parametrize("credential", ["", "{", "[]", '"x"', "{}", '{"response": 1}'])
 def test_a_passkey_that_is_none_is_refused_in_words(credential: str) -> None:
     client = Client(headers={"Accept": "application/json"})
