@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from scripts.demolib.renter import Renter
     from tests.e2e.guest import Guest
-    from tests.rig.stack import StackNode
+    from tests.rig.stack_node import StackNode
 
 H100, A100 = "NVIDIA H100 80GB HBM3", "NVIDIA A100 80GB PCIe"
 Rent = Callable[..., "Guest"]

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from scripts.demolib.renter import Renter
     from tests.e2e.conftest import Desk
     from tests.faults.conftest import Rent
-    from tests.rig.stack import Stack, StackNode
+    from tests.rig.stack import Stack
+    from tests.rig.stack_node import StackNode
 
 pytestmark = pytest.mark.rig
 

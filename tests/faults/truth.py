@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from scripts.demolib.renter import Renter
-    from tests.rig.stack import Stack, StackNode
+    from tests.rig.stack import Stack
+    from tests.rig.stack_node import StackNode
 
 OVER = ("ended", "interrupted")
 

@@ -13,7 +13,8 @@ from requests.adapters import HTTPAdapter
 
 from scripts.demolib.portal_stack import Portal
 from scripts.demolib.processes import Processes
-from tests.rig.stack import PASSWORD, RigPortal
+from tests.rig.stack import PASSWORD
+from tests.rig.stack_portal import RigPortal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
