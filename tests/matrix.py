@@ -1,4 +1,4 @@
-"""Who may call what: one entry per route of the URL conf, read by tests/test_matrix.py.
+"""Who may call what: one entry per route of the URL conf, read by the tests/test_matrix files.
 
 A route that is not in ``TABLE`` fails the tests, so a new route joins by being declared here: ``public``, ``person``
 (any signed-in caller), ``owned`` (an object of a person or tenant, with a maker), ``node``, ``stream`` (asgi only).

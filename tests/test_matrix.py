@@ -1,43 +1,49 @@
-"""Every route of the URL conf against every kind of caller (cases H03, H04, H06); they join by tests/matrix.py."""
+"""Every route of the URL conf against every kind of caller (cases H03, H04, H06); they join by tests/matrix.py.
+
+Here are the routes of people and their programs; the nodes' are in test_matrix_nodes.py, the admin in
+test_matrix_admin.py.
+"""
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 import pytest
 from asgiref.sync import sync_to_async
 from django.apps import apps
 from django.conf import settings
 from django.db import connections
-from django.test import AsyncClient, Client
+from django.test import AsyncClient
 from django.urls import reverse
-from django.utils import timezone
 
-from nodes.models import SshEvent
 from portal import tokens
-from portal.actor import Actor
-from portal.models import AuditEvent, Tenant, TokenPlace, User
+from portal.models import AuditEvent, User
 from portal.permissions import ANYONE
-from portal.routes import Route, every_route
-from portal.services import audit
 from tests import make, matrix
-from tests.clients import ApiClient
-from tests.matrix import ACCOUNT, NODE, OWNED, PERSON, PUBLIC, STREAM, Entry
+from tests.matrix import ACCOUNT, OWNED, PERSON, PUBLIC, STREAM, Entry
+from tests.matrix_calls import (
+    ADMIN,
+    OURS,
+    ROUTES,
+    WRITES,
+    address,
+    browser,
+    call,
+    cases,
+    home,
+    is_api,
+    methods_of,
+    program,
+    scope_of,
+    snapshot,
+)
 
 if TYPE_CHECKING:
-    from django.db.models import Model
-    from django.test.client import _MonkeyPatchedWSGIResponse as Answer
+    from portal.routes import Route
 
 pytestmark = [pytest.mark.django_db, pytest.mark.one_database]
 
-OURS = ("portal", "nodes", "billing", "rental", "account")
-ROUTES = list(every_route())
-ADMIN = [route for route in ROUTES if route.path.startswith("admin/")]
-DECLARED = [(route, entry) for route in ROUTES if route not in ADMIN and (entry := matrix.entry_of(route.path))]
 SENTINEL = "zz-mass-assigned"
-WRITES = ("POST", "PUT", "PATCH", "DELETE")
 # What callers have tried elsewhere (case H06) besides the columns of our own tables.
 TRIED = frozenset(
     {
@@ -61,94 +67,6 @@ TRIED = frozenset(
         "network_mode",
     }
 )
-
-
-def label(value: object) -> str:
-    """Test ids: the path, nothing for an entry."""
-    return (value.path or "/") if isinstance(value, Route) else "-"
-
-
-def cases(*kinds: str, api: bool | None = None, write: bool = False) -> pytest.MarkDecorator:
-    """Parametrise by the declared routes of these kinds."""
-    found = [
-        (route, entry)
-        for route, entry in DECLARED
-        if entry.kind in kinds
-        and (api is None or is_api(route) is api)
-        and (not write or set(methods_of(route, entry)) & set(WRITES))
-    ]
-    return pytest.mark.parametrize(("route", "entry"), found, ids=label)
-
-
-def is_api(route: Route) -> bool:
-    """Does it speak JSON?"""
-    return route.path.startswith("api/")
-
-
-def methods_of(route: Route, entry: Entry) -> list[str]:
-    """What the route answers: the class tells, a function's entry tells."""
-    return sorted(route.methods() or entry.methods)
-
-
-def address(route: Route, arguments: dict[str, str] | None = None) -> str:
-    """The URL with its arguments; an argument nobody gave is ``us-1``, which fits all patterns."""
-    given = arguments or {}
-    path = re.sub(r"\(\?P<(\w+)>(?:[^()]|\([^()]*\))*\)", lambda found: given.get(found[1], "us-1"), route.path)
-    path = re.sub(r"<(?:\w+:)?(\w+)>", lambda found: given.get(found[1], "us-1"), path)
-    return "/" + path.replace("^", "").replace("$", "")
-
-
-def snapshot() -> dict[str, list[tuple[Any, ...]]]:
-    """Every row of ours, without the moments that reading may move and the audit of the tests' own logins."""
-    moved = {"last_used_at", "last_used_ip", "last_login"}
-    logins = {"user.logged_in", "user.logged_out"}
-
-    def rows(model: type[Model]) -> list[tuple[Any, ...]]:
-        names = [column.attname for column in model._meta.concrete_fields if column.attname not in moved]
-        found = model._base_manager.all()
-        if model is AuditEvent:
-            found = found.exclude(action__in=logins)
-        return sorted(found.values_list(*names), key=repr)
-
-    models = [model for name in OURS for model in apps.get_app_config(name).get_models()]
-    return {model._meta.label: rows(model) for model in models if model is not TokenPlace}
-
-
-def call(client: Client, method: str, url: str, body: dict[str, Any] | None, *, json: bool) -> Answer:
-    """One request; JSON for the API, a form for pages."""
-    send = getattr(client, method.lower())
-    if method == "GET":
-        answer: Answer = send(url)
-    elif json:
-        answer = send(url, body or {}, content_type="application/json")
-    else:
-        answer = send(url, body or {})
-    return answer
-
-
-def browser(user: User | None, *, csrf: bool = False) -> Client:
-    """A browser, signed in or not; with ``csrf`` it checks the token, which it does not have."""
-    client = Client(enforce_csrf_checks=csrf)
-    if user is not None:
-        client.force_login(user)
-    return client
-
-
-def program(user: User, **token: Any) -> Client:
-    """A program with a token of the user."""
-    return Client(headers=ApiClient(make.make_token(user, **token)[1]).headers)
-
-
-def home(arguments: dict[str, str] | None) -> dict[str, Any]:
-    """The tenant of the address, where it names one: a token works in its own tenant only."""
-    tenant_id = (arguments or {}).get("tenant_id")
-    return {"tenant": Tenant.objects.get(pk=tenant_id)} if tenant_id else {}
-
-
-def scope_of(route: Route, method: str) -> str:
-    """The scope an API route asks for."""
-    table: dict[str, str] = getattr(route.view_class, "scopes", {})
-    return table[method]
 
 
 # --- the table itself -----------------------------------------------------------------------------------------------
@@ -366,42 +284,6 @@ def test_a_page_ignores_every_field_that_is_not_listed(route: Route, entry: Entr
         assert User.objects.values("is_staff", "is_superuser", "is_active", "email").get(pk=user.pk) == rights
 
 
-# --- node API -------------------------------------------------------------------------------------------------------
-
-
-@cases(NODE)
-def test_the_node_api_knows_nodes_only(route: Route, entry: Entry, user: User, operator: User) -> None:
-    revoked = make.make_node_secret(make.make_node(revoked_at="2026-01-01T00:00:00Z"))
-    bearer = Client(headers={"Authorization": f"Bearer {revoked}"})
-    clients = [browser(None), browser(operator), program(user), bearer]
-    before = snapshot()
-    for client in clients:
-        for method in methods_of(route, entry):
-            answer = call(client, method, address(route), {"enrolment_token": "lne_x"}, json=True)
-            assert answer.status_code in ({400, 401} if route.name == "node-enrol" else {401}), method
-            assert answer["Content-Type"] == "application/problem+json"
-    assert snapshot() == before
-
-
-@cases(NODE)
-def test_a_node_touches_only_its_own_leases(route: Route, entry: Entry, tenant: Any) -> None:  # case H03
-    if "lease_id" not in route.path:
-        return
-    lease = make.make_lease(tenant)
-    other = make.make_node_secret(make.make_node())
-    client = Client(headers={"Authorization": f"Bearer {other}"})
-    before = snapshot()
-    for method in methods_of(route, entry):
-        body = {"generation": 1, "event": "exited", "detail": "", "container_id": None, "failure": "", "evidence": {}}
-        assert call(client, method, address(route, {"lease_id": lease.pk}), body, json=True).status_code == 404
-    assert snapshot() == before
-
-
-def test_a_node_token_opens_nothing_of_the_renters(user: User) -> None:
-    secret = make.make_node_secret(make.make_node())
-    assert ApiClient(secret).get("leases").status_code == 401
-
-
 # --- streams ---------------------------------------------------------------------------------------------------------
 
 
@@ -422,77 +304,3 @@ async def test_a_stream_tells_a_stranger_nothing(route: Route, entry: Entry) -> 
         assert (await other.post(url)).status_code in {403, 405}
     finally:
         await sync_to_async(connections.close_all)()  # those of the thread that did the asking
-
-
-# --- admin ----------------------------------------------------------------------------------------------------------
-
-# Staff without rights: the frame of the admin itself is theirs, no object is.
-FRAME = {
-    "index",
-    "login",
-    "logout",
-    "password_change",
-    "password_change_done",
-    "jsi18n",
-    "app_list",
-    "view_on_site",
-    "",
-}
-
-
-@pytest.mark.parametrize("route", ADMIN, ids=label)
-def test_the_admin_is_closed_to_nobody_and_to_renters(route: Route, user: User) -> None:
-    arguments = admin_object(route, user)
-    before = snapshot()
-    for client in (browser(None), browser(user)):
-        for method in ("GET", "POST"):
-            answer = call(client, method, address(route, arguments), {}, json=False)
-            # A renter who is signed in is refused or sent to the login; nobody is sent there.
-            assert answer.status_code in {302, 403, 404}, method
-            if answer.status_code == 302:
-                assert "login" in answer["Location"] or route.name in {"logout", "login"}, answer["Location"]
-    assert before == snapshot()
-
-
-@pytest.mark.parametrize("route", [route for route in ADMIN if route.name not in FRAME], ids=label)
-def test_staff_without_the_right_are_refused(route: Route, user: User) -> None:  # case H03
-    staff = make.make_user("staff@example.test", is_staff=True)
-    arguments = admin_object(route, user)
-    before = snapshot()
-    for method in ("GET", "POST"):
-        answer = call(browser(staff), method, address(route, arguments), {}, json=False)
-        assert answer.status_code in {403, 405}, method
-    assert snapshot() == before
-
-
-@pytest.mark.parametrize("route", ADMIN, ids=label)
-def test_a_write_in_the_admin_needs_the_csrf_token(route: Route, user: User, operator: User) -> None:
-    arguments = admin_object(route, user)
-    before = snapshot()
-    answer = call(browser(operator, csrf=True), "POST", address(route, arguments), {}, json=False)
-    assert answer.status_code in {403, 405} or route.name in FRAME
-    assert snapshot() == before
-
-
-def admin_object(route: Route, user: User) -> dict[str, str]:
-    """URL arguments that lead to an existing object, whatever the route calls them."""
-    lease = make.make_lease(make.tenant_of(user), node=make.make_node(gpus=1))
-    assert lease.node is not None
-    make.make_key(user)
-    make.make_token(user)
-    make.make_top_up(lease.tenant)
-    SshEvent.objects.create(
-        event_id=uuid4(), node=lease.node, lease_ref=lease.pk, kind=SshEvent.Kind.LOGIN, at=timezone.now()
-    )
-    audit(actor=Actor.system("tests"), action="tested", obj=lease)
-    model = re.match(r"admin/(portal|nodes|billing|rental|account)/(\w+)/", route.path)
-    row = apps.get_model(model[1], model[2])._base_manager.first() if model else None
-    found = str(row.pk) if row else "1"
-    known = {
-        "tenant_id": lease.tenant_id,
-        "node_id": lease.node.pk,
-        "gpu_id": str(lease.node.gpus.get().pk),
-        "lease_id": lease.pk,
-        "app_label": "portal",
-    }
-    return {name: known.get(name, found) for name in re.findall(r"<(?:\w+:)?(\w+)>", route.path)}
