@@ -1,4 +1,4 @@
-"""Our forms in allauth's flows: what an unconfirmed address may do, and whose passkeys are accepted."""
+"""Our forms in allauth's flows: one name for the address, what an unconfirmed one may do, whose passkeys count."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 from typing import Any
 from urllib.parse import urlsplit
 
-from allauth.account.forms import ResetPasswordForm, SignupForm
+from allauth.account.forms import AddEmailForm, LoginForm, ResetPasswordForm, SignupForm
 from allauth.account.models import EmailAddress
 from allauth.mfa.webauthn.forms import (
     AddWebAuthnForm,
@@ -24,7 +24,28 @@ from django.utils.translation import gettext_lazy as _
 NOT_ACCEPTED = _("This passkey was not accepted. Try again, or use another way.")
 
 
-class SignUp(SignupForm):
+class NamesTheAddress:
+    """Forms that ask for an address call it as all our pages do; allauth has other spellings."""
+
+    fields: dict[str, forms.Field]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for name in {"email", "login"} & self.fields.keys():
+            field = self.fields[name]
+            field.label = field.widget.attrs["placeholder"] = _("E-mail address")
+            field.error_messages["invalid"] = _("Enter an e-mail address such as kim@example.org.")
+
+
+class Login(NamesTheAddress, LoginForm):
+    """Address and password."""
+
+
+class ChangeAddress(NamesTheAddress, AddEmailForm):
+    """The address that shall replace the present one."""
+
+
+class SignUp(NamesTheAddress, SignupForm):
     """Sign-up. An address somebody only wants to change to is not taken: whoever has the mailbox decides."""
 
     def clean_email(self) -> str:
@@ -35,7 +56,7 @@ class SignUp(SignupForm):
         return email
 
 
-class ResetPassword(ResetPasswordForm):
+class ResetPassword(NamesTheAddress, ResetPasswordForm):
     """A reset link goes to an account's own address, never to one it only wants to change to."""
 
     def clean_email(self) -> str:

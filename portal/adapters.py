@@ -13,6 +13,7 @@ from allauth.mfa.utils import is_mfa_enabled
 from django.conf import settings
 from django.db import IntegrityError, transaction
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from portal.actor import Actor, client_ip
 from portal.landing import Landing
@@ -29,6 +30,13 @@ if TYPE_CHECKING:
 
 class AccountAdapter(CalmLogin, Landing):
     """Our answers to the questions allauth asks."""
+
+    error_messages = {
+        **CalmLogin.error_messages,
+        "duplicate_email": gettext_lazy("This e-mail address is the one of your account already."),
+        "email_password_mismatch": gettext_lazy("The e-mail address or the password is not right."),
+        "email_taken": gettext_lazy("Another account has this e-mail address."),
+    }
 
     def save_user(  # type: ignore[override]  # every user here is our User
         self,

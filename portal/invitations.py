@@ -134,9 +134,9 @@ def _checked_email(email: str) -> str:
     try:
         validate_email(email)
     except ValidationError as error:
-        raise InvalidInput.field("email", _("Enter a mail address such as kim@example.org.")) from error
+        raise InvalidInput.field("email", _("Enter an e-mail address such as kim@example.org.")) from error
     if len(email) > MAX_EMAIL:
-        raise InvalidInput.field("email", _("Enter a mail address such as kim@example.org."))
+        raise InvalidInput.field("email", _("Enter an e-mail address such as kim@example.org."))
     return email
 
 

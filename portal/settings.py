@@ -172,7 +172,12 @@ ACCOUNT_LOGOUT_ON_PASSWORD_CHANGE = False  # this browser stays; every other ses
 ACCOUNT_CHANGE_EMAIL = True  # one address; a new one replaces it once it is confirmed
 ACCOUNT_REAUTHENTICATION_REQUIRED = True
 ACCOUNT_REAUTHENTICATION_METHODS = ("password", "mfa")
-ACCOUNT_FORMS = {"signup": "portal.account_forms.SignUp", "reset_password": "portal.account_forms.ResetPassword"}
+ACCOUNT_FORMS = {
+    "login": "portal.account_forms.Login",
+    "signup": "portal.account_forms.SignUp",
+    "add_email": "portal.account_forms.ChangeAddress",
+    "reset_password": "portal.account_forms.ResetPassword",
+}
 ACCOUNT_EMAIL_SUBJECT_PREFIX = ""
 MFA_ADAPTER = "portal.adapters.SecondFactorAdapter"
 MFA_SUPPORTED_TYPES = ["totp", "webauthn", "recovery_codes"]

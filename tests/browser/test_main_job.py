@@ -38,7 +38,7 @@ def _fleet(portal: str) -> None:
 def sign_up(tab: Page, mails: Path) -> User:
     """An account with a verified address, signed in."""
     tab.goto("/account/signup/")
-    tab.get_by_label("Email").fill(EMAIL)
+    tab.get_by_label("E-mail address").fill(EMAIL)
     tab.get_by_label("Password", exact=True).fill(make.PASSWORD)
     tab.get_by_label("Password (again)").fill(make.PASSWORD)
     tab.locator("main").get_by_role("button").first.click()
@@ -55,7 +55,7 @@ def sign_up(tab: Page, mails: Path) -> User:
 
 def sign_in(tab: Page, target: str = "/leases/") -> None:
     """Fill in the form of the login page and get to where one wanted to go."""
-    tab.get_by_label("Email").fill(EMAIL)
+    tab.get_by_label("E-mail address").fill(EMAIL)
     tab.get_by_label("Password").fill(make.PASSWORD)
     tab.locator("main").get_by_role("button", name="Sign in").click()
     arrive(tab, target)

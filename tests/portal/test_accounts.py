@@ -305,3 +305,21 @@ def test_until_the_new_address_is_confirmed_only_the_old_one_signs_in() -> None:
     log_in(usual, "kim@example.test")
     assert not signed_in(early)
     assert signed_in(usual)
+
+
+def test_every_form_and_page_spells_the_address_alike(client: Client, user: User) -> None:
+    label = re.compile(r"<label [^>]*>\s*(E-?mail[^<]*?)\s*<", re.IGNORECASE)
+    names = ["account_login", "account_signup", "account_reset_password"]
+    pages = [client.get(reverse(name)).content.decode() for name in names]
+    client.force_login(user)
+    pages += [client.get(reverse(name)).content.decode() for name in ("account_email", "mfa_index")]
+    assert [label.findall(page) for page in pages[:4]] == [["E-mail address"]] * 4
+    for page in pages:
+        assert re.findall(r"\bemail(?: address)?(?=[<\"])", re.sub(r"=\"[a-z]*email\"", "", page), re.IGNORECASE) == []
+
+
+@pytest.mark.parametrize(("email", "said"), [("kim", "such as kim@example.org"), (ADDRESS, "password is not right")])
+def test_refusals_of_a_sign_in_spell_it_alike(client: Client, email: str, said: str) -> None:
+    text = log_in(client, email).content.decode()
+    assert said in text
+    assert "email address" not in text.lower()
