@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from django.conf import settings
 from django.db import transaction
+from django.db.models import F
 from django.utils import timezone
 
 from billing.services import release_hold
@@ -321,13 +322,22 @@ def _enter(lease: Lease, to: str, now: datetime) -> None:
 
 
 def _free(lease_id: str, now: datetime) -> int:
-    held = Allocation.objects.filter(lease_id=lease_id, released_at__isnull=True)
-    slots = list(GpuSlot.objects.select_for_update(of=("self",)).filter(allocations__in=held).order_by("pk"))
-    milli = dict(held.values_list("slot_id", "milli"))
-    for slot in slots:
-        slot.used_milli -= milli[slot.pk]  # under the row's lock; shares of other leases stay
-    GpuSlot.objects.bulk_update(slots, ["used_milli"])
-    return held.update(released_at=now)
+    held: list[tuple[int, int]] = _HELD.rows(lease=lease_id)
+    for milli in {milli for _, milli in held}:  # one, but for shares of several sizes; those of other leases stay
+        mine = GpuSlot.objects.filter(pk__in=[slot for slot, taken in held if taken == milli])
+        mine.update(used_milli=F("used_milli") - milli)
+    if not held:
+        return 0
+    return Allocation.objects.filter(lease_id=lease_id, released_at__isnull=True).update(released_at=now)
+
+
+def _held(lease: str) -> QuerySet[GpuSlot, tuple[int, int]]:
+    """The slots that a lease has, locked by id, with how much of each."""
+    slots = GpuSlot.objects.filter(allocations__lease=lease, allocations__released_at__isnull=True)
+    return slots.select_for_update(of=("self",)).order_by("pk").values_list("pk", "allocations__milli")
+
+
+_HELD: Final = Ready(_held, lease="?lease")
 
 
 def _record(lease: Lease, before: str, **facts: Any) -> None:
