@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -159,6 +160,20 @@ class RigNode:
             "holders": [entry.name for entry in (self.state / "holders").glob("*")],
             "files": [str(p) for d in ("volumes", "leases") for p in (self.state / d).iterdir()],
         }
+
+    def still_there(self, *, but: str = "") -> dict[str, list[str]]:
+        """What of `left_behind` is not empty, `but` one of its kinds."""
+        return {kind: found for kind, found in self.left_behind().items() if found and kind != but}
+
+    @contextlib.contextmanager
+    def tidy(self, lease_id: str, *, seconds: float = 20, but: str = "") -> Iterator[None]:
+        """For one test: its lease has this id, and within `seconds` after it nothing is left, see `still_there`."""
+        self.portal.forget()
+        self.lease_id = lease_id
+        yield
+        wait_until(
+            lambda: not self.still_there(but=but), seconds=seconds, what=f"nothing left: {self.still_there(but=but)}"
+        )
 
     def holders(self) -> list[str]:
         """Names of this node's holders that run, taken or not."""

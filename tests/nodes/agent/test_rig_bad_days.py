@@ -15,11 +15,10 @@ import pytest
 from nodes.agent.cleaning import pids_of_container
 from nodes.agent.engine import DockerEngine
 from nodes.agent.engine_stream import Cut, lines
-from tests.nodes.agent.fake_portal import FakePortal, lease
+from tests.nodes.agent.fake_portal import lease
 from tests.nodes.agent.rig_node import RigNode
 from tests.rig.engine import Engine, thread_state, wait_until
-from tests.rig.images import SCRATCH, add_scratch
-from tests.rig.nvml import make_gpus
+from tests.rig.images import SCRATCH
 
 pytestmark = pytest.mark.rig
 numbers = itertools.count(1)
@@ -31,40 +30,11 @@ def mostly_long(chosen: str, *others: str) -> list[Any]:
     return [chosen, *(pytest.param(other, marks=pytest.mark.long) for other in others)]
 
 
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    with Engine(make_gpus(4)) as started:
-        add_scratch(started)
-        yield started
-
-
-@pytest.fixture(scope="module")
-def portal(engine: Engine) -> Iterator[FakePortal]:
-    with FakePortal(engine.host_ip) as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def whole_node(
-    engine: Engine, portal: FakePortal, bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[RigNode]:
-    with RigNode(engine, portal, bundle_dir, tmp_path_factory.mktemp("node")) as started:
-        yield started
-
-
 @pytest.fixture
 def node(whole_node: RigNode) -> Iterator[RigNode]:
-    """The node, which every test leaves as clean as it found it."""
-    whole_node.portal.forget()
-    whole_node.lease_id = f"ls-bad{next(numbers)}"
-    yield whole_node
-
-    def clean() -> bool:
-        left = whole_node.left_behind()
-        left.pop("holders", None)  # those that wait for leases
-        return not any(left.values())
-
-    wait_until(clean, seconds=30, what=f"nothing left: {whole_node.left_behind()}")
+    """The node, which every test leaves as clean as it found it; holders that wait for leases may stay."""
+    with whole_node.tidy(f"ls-bad{next(numbers)}", seconds=30, but="holders"):
+        yield whole_node
 
 
 def order(node: RigNode, **changes: object) -> None:

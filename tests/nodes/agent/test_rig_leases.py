@@ -11,49 +11,18 @@ from nodes.agent.hostconfig import CAPABILITIES, check_hostconfig
 from tests.nodes.agent.fake_portal import FakePortal, lease
 from tests.nodes.agent.rig_node import RigNode
 from tests.rig.engine import Engine, wait_until
-from tests.rig.images import SCRATCH, add_scratch
-from tests.rig.nvml import FakeProcess, make_gpus
+from tests.rig.images import SCRATCH
+from tests.rig.nvml import FakeProcess
 
 pytestmark = pytest.mark.rig
 numbers = itertools.count(1)
-
-NOTHING: dict[str, list[str]] = {
-    "containers": [], "networks": [], "engine_volumes": [], "mounts": [], "loops": [], "bridges": [], "holders": [],
-    "files": [],
-}  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    """A node of this module's own, without the large workspace image, which nothing here needs."""
-    with Engine(make_gpus(4)) as started:
-        add_scratch(started)
-        yield started
-
-
-@pytest.fixture(scope="module")
-def portal(engine: Engine) -> Iterator[FakePortal]:
-    with FakePortal(engine.host_ip) as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def whole_node(
-    engine: Engine, portal: FakePortal, bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[RigNode]:
-    with RigNode(engine, portal, bundle_dir, tmp_path_factory.mktemp("node")) as started:
-        yield started
 
 
 @pytest.fixture
 def node(whole_node: RigNode) -> Iterator[RigNode]:
     """The node, which every test leaves as clean as it found it."""
-    whole_node.portal.forget()
-    whole_node.lease_id = f"ls-{next(numbers)}"
-    yield whole_node
-    wait_until(
-        lambda: whole_node.left_behind() == NOTHING, seconds=20, what=f"nothing left: {whole_node.left_behind()}"
-    )
+    with whole_node.tidy(f"ls-{next(numbers)}"):
+        yield whole_node
 
 
 def run(node: RigNode, devices: int = 2, image: str = SCRATCH, **changes: object) -> dict[str, object]:
@@ -225,18 +194,20 @@ def test_the_workspace_is_capped_and_gone_with_the_lease(node: RigNode) -> None:
     release(node)
 
 
-def test_a_node_without_gpus_is_everything_but_the_device(engine: Engine, bundle_dir: Path, tmp_path: Path) -> None:
+def test_a_node_without_gpus_is_everything_but_the_device(
+    small_engine: Engine, bundle_dir: Path, tmp_path: Path
+) -> None:
     with (
         # A node of its own: the module's agent on the same engine takes what is its own and not wanted for an orphan.
-        FakePortal(engine.host_ip, "nd-simulated") as portal,
-        RigNode(engine, portal, bundle_dir, tmp_path, "--simulate", port=2223) as node,
+        FakePortal(small_engine.host_ip, "nd-simulated") as portal,
+        RigNode(small_engine, portal, bundle_dir, tmp_path, "--simulate", port=2223) as node,
     ):
         portal.wait_for(lambda: bool(portal.inventories), "an inventory")
         inventory = portal.inventories[-1]
         assert (inventory["simulated"], inventory["capabilities"]["gpu_request"]) == (True, "simulated")
         evidence = run(node)
         assert evidence["devices_source"] == "proc1_environ"
-        assert evidence["devices_seen"] == sorted(engine.fleet.uuids[:2])
+        assert evidence["devices_seen"] == sorted(small_engine.fleet.uuids[:2])
         assert node.inspect(node.container)["HostConfig"]["DeviceRequests"] == []
         release(node)
-        assert node.left_behind() == NOTHING
+        assert node.still_there() == {}
