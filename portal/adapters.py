@@ -11,6 +11,7 @@ from allauth.mfa.adapter import DefaultMFAAdapter
 from allauth.mfa.models import Authenticator
 from allauth.mfa.utils import is_mfa_enabled
 from django.conf import settings
+from django.contrib.sites.shortcuts import get_current_site
 from django.db import IntegrityError, transaction
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -18,6 +19,7 @@ from django.utils.translation import gettext_lazy
 from portal.actor import Actor, client_ip
 from portal.landing import Landing
 from portal.login_limits import CalmLogin
+from portal.owed_mails import owe
 from portal.sealing import seal, unseal
 from portal.services import audit, ensure_personal_tenant
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 class AccountAdapter(CalmLogin, Landing):
     """Our answers to the questions allauth asks."""
 
+    only_tells = False
     error_messages = {
         **CalmLogin.error_messages,
         "duplicate_email": gettext_lazy("This e-mail address is the one of your account already."),
@@ -56,6 +59,22 @@ class AccountAdapter(CalmLogin, Landing):
             # Two sign-ups with one address at once: the second sees what anyone sees whose address is taken.
             raise ImmediateHttpResponse(prevent_enumeration(request, email=user.email)) from error
         return user
+
+    def send_notification_mail(self, *args: Any, **kwargs: Any) -> None:
+        """A word about a change. Unlike mails whose link opens something it may be kept until a server takes it."""
+        self.only_tells = True
+        try:
+            super().send_notification_mail(*args, **kwargs)
+        finally:
+            self.only_tells = False
+
+    def send_mail(self, template_prefix: str, email: str, context: dict[str, Any]) -> None:
+        """Send it now, or owe it where it only tells: a change that was made is told whatever becomes of the server."""
+        if not self.only_tells:
+            super().send_mail(template_prefix, email, context)
+            return
+        facts = {"request": self.request, "email": email, "current_site": get_current_site(self.request), **context}
+        owe(self.render_mail(template_prefix, email, facts))
 
     def get_client_ip(self, request: HttpRequest) -> str:
         """For allauth's rate limits: one rule for the whole portal about which proxies are believed."""

@@ -10,7 +10,6 @@ import json
 import logging
 import re
 from dataclasses import dataclass
-from smtplib import SMTPException
 from typing import TYPE_CHECKING, Final
 
 from allauth.account.models import EmailAddress
@@ -19,12 +18,13 @@ from allauth.usersessions.models import UserSession
 from django.db import transaction
 from django.db.models import Exists, OuterRef, Q, TextField
 from django.db.models.functions import Cast
-from django.utils import timezone, translation
+from django.utils import timezone
 
 from portal.account_mails import account_deleted
 from portal.errors import DomainError
-from portal.mails import language_of, send
+from portal.mails import language_of, written
 from portal.models import ApiToken, AuditEvent, Invitation, Membership, SshKey, Tenant, User
+from portal.owed_mails import owe
 from portal.services import audit
 from portal.sessions import end_sessions
 from portal.signals import access_changed, account_closed, account_erased, ssh_keys_changed
@@ -126,7 +126,7 @@ def delete_account(*, user: User, actor: Actor) -> None:
     _make_anonymous(user, addresses | {address}, [tenant.pk for tenant in (*found.alone, *found.left)])
     _scrub_offers(proved, user.email)
     _scrub_reasons(proved, user.email)
-    transaction.on_commit(lambda: _say_goodbye(address, language))
+    owe(written(address, language, account_deleted))
 
 
 def is_deleted(user: User) -> bool:
@@ -202,12 +202,3 @@ def _scrub_reasons(addresses: set[str], label: str) -> None:
 def _without(text: str, address: str, label: str) -> str:
     """The text with the label in place of the address, however that is capitalised."""
     return re.sub(re.escape(address), label, text, flags=re.IGNORECASE)
-
-
-def _say_goodbye(address: str, language: str) -> None:
-    """The last mail to the address, sent here because no row has it any more; the account is gone even without it."""
-    try:
-        with translation.override(language):
-            send(address, account_deleted())
-    except (OSError, SMTPException) as error:
-        logger.warning("deletion: the last mail was not sent (%s)", type(error).__name__)

@@ -9,29 +9,24 @@ from __future__ import annotations
 import logging
 from datetime import timedelta
 from smtplib import SMTPException
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from celery import shared_task
 from django.conf import settings
+from django.db import transaction
 from django.db.models import F
 from django.utils import timezone, translation
 
-from portal import invitation_links, mails, rate_limits, tenant_mails
+from portal import invitation_links, mails, tenant_mails
 from portal.models import ROLES_THAT_PAY, ApiToken, Invitation, Tenant, User
+from portal.owed_mails import owe_to
 from portal.queue import enqueue
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from portal.mails import Mail
 
 logger = logging.getLogger(__name__)
 
 MAIL_ERRORS: Final = (OSError, SMTPException)
 MAIL_AGAIN_FOR: Final = timedelta(hours=6)
 TELL_BEFORE: Final = timedelta(days=7)
-PLACE_V4: Final = 24  # leading bits that make a place of an address
-PLACE_V6: Final = 48
 
 
 @shared_task
@@ -62,10 +57,11 @@ def sweep_invitations() -> None:
 
 
 @shared_task
+@transaction.atomic
 def mail_standing(tenant_id: str) -> None:
     """Tell owners, admins and billing that their tenant is suspended, or is not any more. Before: that is due.
 
-    After: told, once. When the server took none of the mails it is due again.
+    After: owed to each of them, once.
     """
     due = Tenant.objects.values_list("standing_mail_due_at", flat=True).get(pk=tenant_id)
     rows = Tenant.objects.filter(pk=tenant_id, standing_mail_due_at=due)
@@ -76,40 +72,16 @@ def mail_standing(tenant_id: str) -> None:
     readers = User.objects.filter(
         is_active=True, memberships__tenant=tenant, memberships__role__in=ROLES_THAT_PAY
     ).order_by("pk")
-    told = [_told(reader, lambda: write(tenant), f"standing of {tenant_id}") for reader in readers]
-    if told and not any(told):
-        Tenant.objects.filter(pk=tenant_id, standing_mail_due_at__isnull=True).update(standing_mail_due_at=due)
+    for reader in readers:
+        owe_to(reader, lambda: write(tenant))
 
 
 @shared_task
 def sweep_standing() -> None:
-    """Mails about a suspension that are late (a lost message, a server that refused) are queued again."""
+    """Mails about a suspension whose message was lost are queued again."""
     late = Tenant.objects.filter(standing_mail_due_at__gt=timezone.now() - MAIL_AGAIN_FOR)
     for pk in late.order_by("pk").values_list("pk", flat=True):
         enqueue(mail_standing, pk)
-
-
-@shared_task
-def mail_organisation_deleted(tenant_id: str, user_id: str) -> None:
-    """Tell somebody that an organisation they were in was deleted. Before: deleted."""
-    tenant = Tenant.objects.get(pk=tenant_id)
-    reader = User.objects.filter(pk=user_id, is_active=True).first()
-    if reader is not None:
-        _told(reader, lambda: tenant_mails.deleted(tenant), f"end of {tenant_id}")
-
-
-@shared_task
-def mail_new_place(token_id: str) -> None:
-    """Tell a token's owner that it was used from a network it had not been used from. Before: that use was noted."""
-    token = ApiToken.objects.select_related("user").filter(pk=token_id, revoked_at__isnull=True).first()
-    if token is None or token.last_used_at is None:
-        return
-    network = rate_limits.network(token.last_used_ip, ipv4=PLACE_V4, ipv6=PLACE_V6)
-    at = token.last_used_at
-    try:
-        mails.send_to(token.user, lambda: tenant_mails.new_place(token, network, at))
-    except MAIL_ERRORS as error:
-        logger.warning("new place of token %s not mailed (%s)", token_id, type(error).__name__)
 
 
 @shared_task
@@ -135,13 +107,3 @@ def mail_token_end(token_id: str) -> None:
     except MAIL_ERRORS as error:
         ApiToken.objects.filter(pk=token_id).update(expiry_told_at=None)
         logger.warning("end of token %s not mailed (%s)", token_id, type(error).__name__)
-
-
-def _told(reader: User, write: Callable[[], Mail], about: str) -> bool:
-    """Did the server take the mail?"""
-    try:
-        mails.send_to(reader, write)
-    except MAIL_ERRORS as error:
-        logger.warning("%s not mailed to %s (%s)", about, reader.pk, type(error).__name__)
-        return False
-    return True

@@ -1,6 +1,7 @@
 """Mails in our own frame: what is said, to whom, in whose language. Sent from tasks only, never inside a request.
 
-allauth sends its own mails through its own templates; everything else that writes to people comes through here.
+allauth sends its own mails through its own templates; everything else that writes to people comes through here. What
+no row of its own remembers as due goes by portal/owed_mails.py.
 """
 
 from __future__ import annotations
@@ -45,9 +46,20 @@ def send_to(user: User, write: Callable[[], Mail]) -> None:
 
 
 def send(address: str, mail: Mail) -> None:
-    """Mail to an address, in the active language, as text and as HTML."""
+    """Mail to an address, in the active language."""
+    _message(address, mail).send()
+
+
+def written(address: str, language: str, write: Callable[[], Mail]) -> EmailMultiAlternatives:
+    """``write()`` to an address in a language, not sent."""
+    with translation.override(language):
+        return _message(address, write())
+
+
+def _message(address: str, mail: Mail) -> EmailMultiAlternatives:
+    """As text and as HTML, in the active language."""
     facts = {"mail": mail}
     subject = " ".join(mail.subject.split())  # a line end in a name must not become a header
     message = EmailMultiAlternatives(subject, render_to_string("email/message.txt", facts), to=[address])
     message.attach_alternative(render_to_string("email/message.html", facts), "text/html")
-    message.send()
+    return message

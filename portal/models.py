@@ -277,6 +277,24 @@ class TokenPlace(models.Model):
         return f"{self.token_id} since {self.first_used_at:%Y-%m-%d %H:%M:%S}"
 
 
+class OwedMail(models.Model):
+    """A mail still to be sent, as it will be read. The row goes when it is sent (portal/owed_mails.py)."""
+
+    address = models.EmailField(editable=False)
+    subject = models.TextField(editable=False)
+    text = models.TextField(editable=False)
+    html = models.TextField(blank=True, editable=False)
+    at = models.DateTimeField(default=timezone.now, editable=False)
+    in_hand_at = models.DateTimeField(null=True, editable=False, help_text="a worker is sending it")
+
+    class Meta:
+        verbose_name = _("mail to be sent")
+        verbose_name_plural = _("mails to be sent")
+
+    def __str__(self) -> str:
+        return f"mail {self.pk} since {self.at:%Y-%m-%d %H:%M:%S}"
+
+
 class AuditEvent(models.Model):
     """Who changed what, when, from where. Written in the transaction of the change, never altered."""
 

@@ -12,10 +12,10 @@ from django.db import transaction
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from portal import mail_tasks, members
+from portal import members, tenant_mails
 from portal.errors import InvalidInput
 from portal.models import ApiToken, Invitation, Tenant
-from portal.queue import enqueue
+from portal.owed_mails import owe_to
 from portal.roles import Act
 from portal.services import audit
 from portal.signals import tenant_closing
@@ -60,4 +60,4 @@ def _let_go(tenant: Tenant, actor: Actor) -> None:
     for user in people:
         members.tell_change(user=user, tenant_id=tenant.pk)
         if user.is_active and user != actor.user:
-            enqueue(mail_tasks.mail_organisation_deleted, tenant.pk, user.pk)
+            owe_to(user, lambda: tenant_mails.deleted(tenant))

@@ -142,6 +142,7 @@ CELERY_BEAT_SCHEDULE = {
     "ssh-events": {"task": "nodes.tasks.sweep_ssh_events", "schedule": 3600, "options": {"expires": 3600}},
     "invitations": {"task": "portal.mail_tasks.sweep_invitations", "schedule": 60, "options": {"expires": 60}},
     "standing": {"task": "portal.mail_tasks.sweep_standing", "schedule": 60, "options": {"expires": 60}},
+    "owed-mails": {"task": "portal.owed_mails.sweep_owed", "schedule": 60, "options": {"expires": 60}},
     "token-ends": {"task": "portal.mail_tasks.sweep_token_ends", "schedule": 3600, "options": {"expires": 3600}},
     "broker-users": {"task": "nodes.tasks.assert_broker_users", "schedule": 60, "options": {"expires": 60}},
 }

@@ -5,7 +5,7 @@ import logging
 from celery import shared_task
 from django.conf import settings
 
-from portal import mail_tasks, presence  # noqa: F401  # Celery looks for tasks here only
+from portal import mail_tasks, owed_mails, presence  # noqa: F401  # Celery looks for tasks here only
 
 logger = logging.getLogger(__name__)
 

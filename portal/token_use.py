@@ -14,11 +14,13 @@ from django.db.models import Q
 from django.utils import timezone
 from django.utils.crypto import salted_hmac
 
-from portal import mail_tasks, rate_limits
+from portal import rate_limits, tenant_mails
 from portal.errors import TooManyRequests
 from portal.models import ApiToken, TokenPlace
-from portal.queue import enqueue
+from portal.owed_mails import owe_to
 
+PLACE_V4: Final = 24  # leading bits that make a place of an address
+PLACE_V6: Final = 48
 NOTE_EVERY: Final = timedelta(minutes=1)
 MOST_PLACES: Final = 500  # of one token; a program on ever new networks is not told of each
 
@@ -27,7 +29,7 @@ def note(token: ApiToken, ip: str | None) -> None:
     """Remember this use: time and address at most once a minute; a place that is new at once."""
     if place(ip) != place(token.last_used_ip) and know(token, ip):
         _write(token, ip, Q())
-        _tell(token)
+        _tell(token, place(ip))
         return
     due = timezone.now() - NOTE_EVERY
     if token.last_used_at is None or token.last_used_at < due:
@@ -54,7 +56,7 @@ def know(token: ApiToken, ip: str | None) -> bool:
 
 def place(ip: str | None) -> str:
     """The network that counts as one place, for example ``203.0.113.0/24``; empty for no address."""
-    return rate_limits.network(ip, ipv4=mail_tasks.PLACE_V4, ipv6=mail_tasks.PLACE_V6)
+    return rate_limits.network(ip, ipv4=PLACE_V4, ipv6=PLACE_V6)
 
 
 def _write(token: ApiToken, ip: str | None, stale: Q) -> None:
@@ -63,9 +65,10 @@ def _write(token: ApiToken, ip: str | None, stale: Q) -> None:
     token.last_used_at, token.last_used_ip = now, ip
 
 
-def _tell(token: ApiToken) -> None:
+def _tell(token: ApiToken, where: str) -> None:
     try:
         rate_limits.take(rate_limits.NEW_PLACE_MAILS, token.pk)
     except TooManyRequests:
         return
-    enqueue(mail_tasks.mail_new_place, token.pk)
+    at = token.last_used_at or timezone.now()
+    owe_to(token.user, lambda: tenant_mails.new_place(token, where, at))

@@ -13,6 +13,7 @@ from django.conf import settings
 from django.core.cache import cache
 from django.test import Client
 
+from portal import owed_mails
 from tests import make
 from tests.clients import ApiClient
 
@@ -82,6 +83,12 @@ def _is_loopback(host: str) -> bool:
 def _empty_cache() -> Iterator[None]:
     yield
     cache.clear()
+
+
+@pytest.fixture(autouse=True)
+def _a_worker_for_mails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mails that are owed are sent at once; tests of owing put a queue of their own here."""
+    monkeypatch.setattr(owed_mails, "enqueue", lambda task, pk: task(pk))
 
 
 @pytest.fixture

@@ -53,7 +53,6 @@ def test_a_deleted_organisation_opens_nothing_and_keeps_its_books(
     token = ApiClient(make.make_token(stranger, tenant=org)[1])
     offer = make_invitation(org, "guest@example.test", invited_by=user)
     guest = make.make_user(email="guest@example.test")
-    monkeypatch.setattr("portal.organisation_deletion.enqueue", lambda task, *ids: task(*ids))
     delete(org, user, give_up_balance=True)
     org.refresh_from_db()
     assert org.deleted_at is not None

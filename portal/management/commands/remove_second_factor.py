@@ -10,8 +10,8 @@ from django.db import transaction
 
 from portal.account_mails import second_factor_removed
 from portal.actor import Actor
-from portal.mails import send_to
 from portal.models import User
+from portal.owed_mails import owe_to
 from portal.services import audit
 
 
@@ -38,6 +38,6 @@ class Command(BaseCommand):
                 obj=user,
                 data={"types": removed},
             )
-        if removed:
-            send_to(user, second_factor_removed)
+            if removed:
+                owe_to(user, second_factor_removed)
         self.stdout.write(f"{user.email}: {', '.join(removed) or 'nothing'} removed.")
