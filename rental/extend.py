@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from billing import money
 from billing.services import account_for, month_use, set_hold
@@ -103,11 +104,11 @@ def _whole(value: Any, least: int, most: int) -> bool:
 
 def _check_state(lease: Lease, now: datetime) -> None:
     if lease.tenant.suspended_at is not None:
-        raise NotAllowed("This account is suspended; ask the operator.", code="tenant_suspended")
+        raise NotAllowed(_("This account is suspended; ask the operator."), code="tenant_suspended")
     if lease.state not in {*BEFORE_READY, State.RUNNING}:
-        raise IllegalTransition("The lease is over, or being stopped.", extra={"state": lease.state})
+        raise IllegalTransition(_("The lease is over, or being stopped."), extra={"state": lease.state})
     if lease.deadline_at is not None and lease.deadline_at <= now:
-        raise IllegalTransition("The lease has reached its end and is being stopped.", extra={"state": lease.state})
+        raise IllegalTransition(_("The lease has reached its end and is being stopped."), extra={"state": lease.state})
 
 
 def _check_what_is_left(lease: Lease, limits: Limits, now: datetime) -> None:
@@ -148,11 +149,11 @@ def _roll_hold(lease: Lease, now: datetime, *, longer: bool) -> None:
     facts = {"needed_micros": money.micros_ceil(needed), "currency": lease.currency}
     if use.room_ticks is not None and use.room_ticks < account.available_ticks:
         raise DomainError(
-            f"The spend cap of {use.month} (UTC) does not leave enough for its next hour.",
+            _("The spend cap of %(month)s (UTC) does not leave enough for its next hour.") % {"month": use.month},
             code="month_cap_reached",
             extra={**facts, "room_micros": money.micros_floor(use.room_ticks), "cap_micros": account.month_cap_micros},
         )
     raise InsufficientFunds(
-        "The balance does not pay for its next hour. Top up first, or extend it by less.",
+        _("The balance does not pay for its next hour. Top up first, or extend it by less."),
         extra={**facts, "available_micros": money.micros_floor(account.available_ticks)},
     )

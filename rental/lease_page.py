@@ -122,6 +122,7 @@ def facts(lease: Lease, user: User) -> dict[str, Any]:
         "devices": device_uuids([lease]).get(lease.pk, []),
         "history": words.history(lease, lease.events.all()),
         "end_words": words.end_reason(lease),
+        "end_detail": words.end_detail(lease),
         "ssh_seen": ssh_activity.recent(lease),
         "bill": bill,
         "free_s": sum(line.seconds for line in bill.lines if line.gap),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from django.conf import settings
 from django.db import IntegrityError, transaction
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from billing.services import place_hold
 from nodes import broker
@@ -121,7 +122,7 @@ def keep_lease(*, lease: Lease, actor: Actor) -> Lease:
         require_role(user=actor.user, tenant=lease.tenant, roles=ROLES_THAT_LEASE)
     current = lifecycle.lock(lease_id=lease.pk)
     if current.state != State.RUNNING:
-        raise IllegalTransition("Only a running lease can be kept.", extra={"state": current.state})
+        raise IllegalTransition(_("Only a running lease can be kept."), extra={"state": current.state})
     kept = lifecycle.note(lease_id=lease.pk, code="kept", actor=actor, locked=current, kept_at=timezone.now())
     notices.take_back(lease=kept, prefix=IDLE_WARNING)
     return kept
@@ -239,10 +240,10 @@ def _ordered(quote: Quote) -> Lease | None:
 def _renter(tenant: Tenant, actor: Actor) -> User:
     """The member who orders. Their role and the tenant's standing are read again, inside the order's transaction."""
     if actor.user is None:
-        raise NotAllowed("A lease is ordered by a member of the tenant.")
+        raise NotAllowed(_("A lease is ordered by a member of the tenant."))
     members: list[Membership] = _MEMBER.rows(user=actor.user.pk, tenant=tenant.pk)
     if not members or members[0].role not in ROLES_THAT_LEASE or not actor.user.is_active:
-        raise NotAllowed("Your role in this tenant does not allow this.")
+        raise NotAllowed(_("Your role in this tenant does not allow this."))
     _check_standing(members[0].tenant)
     return actor.user
 
@@ -256,14 +257,14 @@ _MEMBER: Final = Ready(_member, user="?user", tenant="?tenant")
 
 def _check_standing(tenant: Tenant) -> None:
     if tenant.suspended_at is not None:
-        raise NotAllowed("This account is suspended; ask the operator.", code="tenant_suspended")
+        raise NotAllowed(_("This account is suspended; ask the operator."), code="tenant_suspended")
 
 
 def _check_keys(tenant: Tenant, wanted: tuple[str, ...] | None) -> None:
     """Somebody must be able to log in: the tenant has a key, and those named are its members'."""
     known = {key.id for key in access.keys_of_tenants([tenant.pk]).get(tenant.pk, [])}
     if not known:
-        raise InvalidInput.field("ssh_key_ids", "add an SSH key first; nobody could log in.", code="no_ssh_key")
+        raise InvalidInput.field("ssh_key_ids", _("add an SSH key first; nobody could log in."), code="no_ssh_key")
     unknown = sorted(set(wanted or ()) - known)
     if unknown:
         raise InvalidInput.field("ssh_key_ids", f"no keys of this tenant's members: {', '.join(unknown)[:200]}.")
@@ -272,7 +273,7 @@ def _check_keys(tenant: Tenant, wanted: tuple[str, ...] | None) -> None:
 def _name(text: str) -> str:
     name = text.strip()
     if len(name) > MAX_NAME or not name.isprintable():
-        raise InvalidInput.field("name", "at most 80 printable characters are accepted.")
+        raise InvalidInput.field("name", _("at most 80 printable characters are accepted."))
     return name
 
 

@@ -65,20 +65,28 @@
   }
 
   const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
+  const fromServer = document.cookie.split("; ").includes(`tz=${zone}`); // then its times are right
   remember("tz", zone); // the next page comes in this zone from the server
   const language = root.lang || undefined;
   const time = { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23", timeZoneName: "short" };
   const day = new Intl.DateTimeFormat(language, { dateStyle: "medium" });
   const clock = new Intl.DateTimeFormat(language, time);
 
+  /** "14:03:22 GMT+1" in this order in every language, as the server writes it. */
+  function hourAndZone(moment) {
+    const parts = Object.fromEntries(clock.formatToParts(moment).map((part) => [part.type, part.value]));
+    return `${parts.hour}:${parts.minute}:${parts.second} ${parts.timeZoneName}`;
+  }
+
   function localTimes() {
     for (const el of document.querySelectorAll("time[data-local]")) {
       const moment = new Date(el.dateTime);
       delete el.dataset.local;
-      if (Number.isNaN(moment.getTime())) continue;
+      if (fromServer || Number.isNaN(moment.getTime())) continue;
       el.title = el.textContent.trim();
       const date = day.format(moment);
-      el.textContent = date === day.format(new Date(now() * 1000)) ? clock.format(moment) : `${date} ${clock.format(moment)}`;
+      const at = hourAndZone(moment);
+      el.textContent = date === day.format(new Date(now() * 1000)) ? at : `${date} ${at}`;
     }
     for (const el of document.querySelectorAll("[data-zone-text]")) write(el, el.dataset.zoneText.replace("{zone}", zone));
   }
