@@ -26,7 +26,7 @@ def test_a_node_away_for_a_while_loses_nothing_and_its_time_is_confirmed_afterwa
     guest = rent()
     fleet.node.cut()
     try:
-        fleet.wait("the node to be called silent", lambda: fleet.free_count() == 2)
+        fleet.wait("the node to be called silent", lambda: fleet.free_count() == 2, seconds=times.QUIET_S + 30)
         time.sleep(max(0, times.SHORT_CUT_S - times.QUIET_S))
         assert desk.rent(renter, gpu_model=A100).run("echo other").stdout == "other\n"
     finally:
@@ -82,7 +82,7 @@ def test_a_container_that_ended_while_its_node_was_away_is_not_called_running(
     guest = rent()
     fleet.node.cut()
     try:
-        fleet.wait("the node to be called silent", lambda: fleet.free_count() == 2)
+        fleet.wait("the node to be called silent", lambda: fleet.free_count() == 2, seconds=times.QUIET_S + 30)
         fleet.engine.docker("kill", guest.lease["container_id"])
     finally:
         fleet.node.join()
