@@ -135,7 +135,7 @@ def end_reason(lease: Lease) -> str:
 def end_detail(lease: Lease) -> str:
     """What is told beside the reason. What a node said stays as it said it; our own sentences are the reader's."""
     if lease.end_reason == EndReason.IDLE and lease.inactive_timeout_s:
-        return _("Nothing used it for %(time)s.") % {"time": duration(lease.inactive_timeout_s)}
+        return _("Nothing used it for %(time)s.") % {"time": idle_words.span(lease.inactive_timeout_s)}
     if lease.end_reason == EndReason.TENANT_SUSPENDED:
         return _("This account is suspended; ask the operator.")
     return lease.end_detail
