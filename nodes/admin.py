@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy as _
 
 from nodes import admin_views
 from nodes.models import Gpu, GpuSlot, Node, SshEvent
-from portal.admin_base import ReadOnly, ReadOnlyInline
+from portal.admin_base import ReadOnly, ReadOnlyInline, Values
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
@@ -50,7 +50,7 @@ class NodeAdmin(ReadOnly[Node]):
     """Machines. Added by a form that shows the enrolment command once; changed by buttons only."""
 
     list_display = ["name", "site", "state", "gpus", "last_seen_at", "agent_version", "skew", "tag"]
-    list_filter = ["site", "simulated", "preflight_ok"]
+    list_filter = [("site", Values), "simulated", "preflight_ok"]
     search_fields = ["name", "=id", "=machine_id", "gpus__uuid"]
     ordering = ["name", "id"]
     inlines = [GpuInline]

@@ -6,11 +6,43 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.contrib import admin
 from django.db.models import Model
+from django.forms.models import BaseInlineFormSet
+from django.utils.text import capfirst
+from django.utils.translation import gettext as _
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from django.contrib.admin.views.main import ChangeList
     from django.http import HttpRequest
 
 M = TypeVar("M", bound=Model)
+
+
+class NamedFormSet(BaseInlineFormSet[Any, Any, Any]):
+    """Fields in a table of rows carry their names: Django's template gives such fields no labels."""
+
+    def add_fields(self, form: Any, index: int | None) -> None:
+        """The column and whose row it is, for those who do not see the table."""
+        super().add_fields(form, index)
+        row = self.name_of(form.instance) if form.instance.pk else ""
+        for field in form.fields.values():
+            label = str(field.label or "")
+            if label and not field.widget.is_hidden:
+                field.widget.attrs.setdefault("aria-label", f"{capfirst(label)}: {row}" if row else capfirst(label))
+
+    def name_of(self, row: Any) -> str:
+        """What people call a row."""
+        return str(row)
+
+
+class Values(admin.AllValuesFieldListFilter):
+    """Values that occur; the empty one has a name."""
+
+    def choices(self, changelist: ChangeList) -> Iterator[Any]:
+        """As Django, with a word for nothing."""
+        for choice in super().choices(changelist):
+            yield {**choice, "display": choice["display"] or _("none")}
 
 
 class ReadOnlyInline(admin.TabularInline[Any, Any]):

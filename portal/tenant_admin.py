@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final
 from django import forms
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied, ValidationError
-from django.forms.models import BaseInlineFormSet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import get_object_or_404
 from django.template.response import TemplateResponse
@@ -16,12 +15,14 @@ from django.utils.translation import gettext_lazy as _
 
 from portal import members, suspension
 from portal.actor import Actor
+from portal.admin_base import NamedFormSet
 from portal.errors import DomainError
 from portal.models import Membership, Tenant
 from portal.roles import Role
 from portal.services import audit
 
 if TYPE_CHECKING:
+    from django.db.models import QuerySet
     from django.utils.functional import Promise
 
 MAY: Final = "portal.change_tenant"
@@ -37,8 +38,12 @@ class ReasonForm(forms.Form):
     )
 
 
-class _Members(BaseInlineFormSet[Membership, Tenant, Any]):
+class _Members(NamedFormSet):
     """An organisation keeps an owner, whatever an operator changes."""
+
+    def name_of(self, row: Membership) -> str:
+        """By their address."""
+        return row.user.email
 
     def clean(self) -> None:
         """Refuse to take the last one."""
@@ -57,6 +62,10 @@ class MembershipInline(admin.TabularInline[Membership, Tenant]):
     extra = 0
     autocomplete_fields = ["user"]
     readonly_fields = ["created_at"]
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Membership]:
+        """With the people, whose addresses name the rows."""
+        return super().get_queryset(request).select_related("user")
 
     def has_add_permission(self, request: HttpRequest, obj: Tenant | None = None) -> bool:
         """Nobody comes into an organisation that its owner has deleted."""

@@ -213,12 +213,18 @@ def test_every_page_of_the_path_is_accessible_and_fits(tab: Page, portal: str, w
 def look_at(tab: Page, path: str) -> None:
     """No violation of WCAG 2.2 AA that axe can see, and nothing wider than the screen."""
     tab.goto(path)
+    assert not axe(tab), path
+    assert tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), f"{path} is too wide"
+
+
+def axe(tab: Page, *, preload: bool = True) -> list[tuple[str, list[str]]]:
+    """``[(rule, [beginning of each element])]``: what of WCAG 2.2 AA the page violates, as far as axe can see."""
     tab.evaluate(AXE.read_text())
     options = {
+        "preload": preload,
         "runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"],
         # Experimental, and the initials of the avatar are a picture, not a label.
         "rules": {"label-content-name-mismatch": {"enabled": False}},
     }
     found = tab.evaluate("options => axe.run(document, options).then(said => said.violations)", options)
-    assert not [(rule["id"], [node["html"][:200] for node in rule["nodes"]]) for rule in found], path
-    assert tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), f"{path} is too wide"
+    return [(rule["id"], [node["html"][:200] for node in rule["nodes"]]) for rule in found]
