@@ -15,14 +15,15 @@ from tests.browser.test_main_job import AXE, EMAIL, look_at, sign_in
 from tests.matrix_tenants import make_invitation
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Page, ViewportSize
 
 pytestmark = [pytest.mark.browser, pytest.mark.redis]
 
 ENDLESS = "averylongnamewithoutanyblank" * 3
-PHONE = {"width": 390, "height": 2400}  # nothing lies under the bar at the bottom
+PHONE: ViewportSize = {"width": 390, "height": 2400}  # nothing lies under the bar at the bottom
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not AXE.exists(), reason="axe-core is a development dependency: npm ci")
 @pytest.mark.usefixtures("portal")
 def test_no_name_makes_a_page_wider_than_a_phone(tab: Page) -> None:
