@@ -27,6 +27,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # run as a script, not as a module
 
 from bench import facts  # noqa: E402  # after the path
+from bench.caller import KEPT_S  # noqa: E402
+from bench.rows import POLL_S  # noqa: E402
 from scripts.demolib.renter import Renter  # noqa: E402
 from tests.rig import images, services, stack  # noqa: E402
 from tests.rig.nvml import make_gpus  # noqa: E402
@@ -37,8 +39,6 @@ CLIENTS, EVERY_S = 300, 5.0
 ORDERS, READS, LAUNCHES, ROUNDS = 60, 40, 10, 2
 WARM_UP = 5  # the first of each kind, thrown away: each process compiles and connects
 STEADY_S = 6.0  # more than one round of the clients
-POLL_S = 0.005
-KEPT_S = 20.0  # less than gunicorn keeps a connection on which nobody asks
 MOST_ORDER_MS, MOST_LIST_MS, MOST_RATIO, MOST_LATE_MS = 25, 500, 1.3, 5000
 DUE_S = 8.0
 SETTINGS = {

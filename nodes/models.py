@@ -32,7 +32,10 @@ class NodeQuerySet(models.QuerySet["Node"]):
 
     def selling(self, now: datetime | None = None) -> NodeQuerySet:
         """Takes new leases now: alive, heard within 90 s, preflight passed, not draining."""
-        heard = (now or timezone.now()) - timedelta(seconds=settings.QUIET_AFTER_S)
+        return self.selling_since((now or timezone.now()) - timedelta(seconds=settings.QUIET_AFTER_S))
+
+    def selling_since(self, heard: datetime) -> NodeQuerySet:
+        """As selling(), by the moment since which a node must have been heard."""
         return self.alive().filter(last_seen_at__gte=heard, preflight_ok=True, draining_since__isnull=True)
 
 

@@ -103,7 +103,7 @@ def _take(lease: Lease, node_id: str, gpu_ids: Sequence[int], now: datetime) -> 
     if GpuSlot.objects.filter(pk__in=slots, used_milli=0).update(used_milli=WHOLE) != len(slots):
         raise _FasterError
     # Under the node's lock: a drain either sees this order committed or is seen by it (case G06).
-    selling: list[Node] = _SELLING.rows(node=node_id, heard=now - _quiet())
+    selling: list[Node] = _SELLING.rows(node=node_id, heard=now - timedelta(seconds=settings.QUIET_AFTER_S))
     well = {gpu for gpu, node in _ask(_WELL_ONE, _well, gpu_ids) if node == node_id}
     if not selling or well != set(gpu_ids):
         raise _FasterError
@@ -122,12 +122,8 @@ def _well(gpus: Sequence[int]) -> QuerySet[Gpu, tuple[int, str]]:
     return Gpu.objects.well().filter(pk__in=gpus).values_list("pk", "node_id")
 
 
-def _quiet() -> timedelta:
-    return timedelta(seconds=settings.QUIET_AFTER_S)
-
-
 def _selling(node: str, heard: datetime) -> QuerySet[Node]:
-    selling = Node.objects.selling(heard + _quiet())
+    selling = Node.objects.selling_since(heard)
     selling = selling.annotate(present_gpus=Subquery(_PRESENT, output_field=IntegerField()))
     return selling.select_for_update(no_key=True).filter(pk=node)
 

@@ -66,7 +66,7 @@ def _best(model: str, heard: datetime, count: int) -> QuerySet[Gpu, tuple[str]]:
     """Nodes with enough free GPUs: those that keep the fewest first, as placement prefers them."""
     used = GpuSlot.objects.filter(gpu=OuterRef("pk"))
     free = Gpu.objects.well().filter(Exists(used), ~Exists(used.filter(used_milli__gt=0)), model=model)
-    selling = Node.objects.selling(heard + timedelta(seconds=settings.QUIET_AFTER_S))
+    selling = Node.objects.selling_since(heard)
     groups = free.filter(node__in=selling.values("pk")).order_by().values("node_id", "node__name")
     enough = groups.annotate(free=Count("pk")).filter(free__gte=count)
     return enough.order_by("free", "node__name", "node_id").values_list("node_id")[:CANDIDATES]

@@ -42,8 +42,7 @@ AT_ONCE: Final = 10  # leases of one account that end in one transaction; its or
 @shared_task
 def sweep_deadlines() -> None:
     """Running leases past their deadline -> stopping (``max_duration``, or ``funds`` when the spend cap set it)."""
-    due = Lease.objects.past_deadline(timezone.now()).order_by("tenant_id", "currency", "pk")
-    for lease_ids in _by_account(due):
+    for lease_ids in _by_account(Lease.objects.past_deadline(timezone.now())):
         try:
             _end_due(lease_ids)
         except Exception:  # logged with its trace; the next ones must not wait for a mended fault
@@ -65,7 +64,7 @@ def _end(lease: Lease, actor: Actor) -> None:  # all of it or nothing, whatever 
 
 def _by_account(leases: QuerySet[Lease]) -> Iterator[list[str]]:
     """Ids in groups of one account, since two accounts are never locked by one transaction (docs/concurrency.md)."""
-    rows = list(leases.values_list("tenant_id", "currency", "pk"))
+    rows = list(leases.order_by("tenant_id", "currency", "pk").values_list("tenant_id", "currency", "pk"))
     for _, group in groupby(rows, key=lambda row: row[:2]):
         mine = [pk for _, _, pk in group]
         for start in range(0, len(mine), AT_ONCE):

@@ -18,12 +18,12 @@ from nodes.models import Node
 from portal.actor import Actor
 from portal.errors import DomainError, IllegalTransition, InsufficientFunds, InvalidInput, NotAllowed
 from portal.models import AuditEvent, Membership, Tenant, User
-from rental import desired, extend, reports, services, tasks
+from rental import desired, extend, services, tasks
 from rental.models import Lease
 from rental.states import EndReason, State
 from tests import make
 from tests.clients import ApiClient
-from tests.rental.factories import order, report, running
+from tests.rental.factories import heartbeat, order, report, running
 
 pytestmark = pytest.mark.django_db
 START = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
@@ -41,14 +41,6 @@ def change(lease: Lease, user: User, **wanted: Any) -> Lease:
     return extend.extend_lease(lease=lease, actor=Actor.of_user(user), wanted=wanted)
 
 
-def heard(lease: Lease) -> None:
-    lease.refresh_from_db()
-    assert lease.node is not None
-    said = {"id": lease.pk, "generation": 1, "phase": "running", "container_id": lease.container_id}
-    Node.objects.update(last_seen_at=timezone.now())
-    reports.confirm(node=lease.node, leases=[said], now=timezone.now())
-
-
 def test_an_extension_moves_the_deadline_keeps_the_price_and_tells_the_node(
     renter: User, tenant: Tenant, node: Node, clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -56,7 +48,7 @@ def test_an_extension_moves_the_deadline_keeps_the_price_and_tells_the_node(
     woken: list[str] = []
     monkeypatch.setattr(broker, "wake", lambda *, node_id, lease_id="": woken.append(lease_id))
     clock.shift(600)
-    heard(lease)
+    heartbeat(lease)
     after = change(lease, renter, max_duration_s=7200)
     assert after.deadline_at == START + timedelta(seconds=7200)
     assert after.price_micros_per_hour == RATE
@@ -67,7 +59,7 @@ def test_an_extension_moves_the_deadline_keeps_the_price_and_tells_the_node(
     assert event.data["max_duration_s"] == [1800, 7200]
     assert AuditEvent.objects.get(action="lease.extended").data["after"]["max_duration_s"] == 7200
     clock.shift(1300)
-    heard(lease)
+    heartbeat(lease)
     tasks.sweep_deadlines()
     lease.refresh_from_db()
     assert lease.state == State.RUNNING
@@ -78,7 +70,7 @@ def test_shortened_it_ends_no_sooner_than_a_minute_from_now(
 ) -> None:
     lease = running(renter, tenant, max_duration_s=7200)
     clock.shift(600)
-    heard(lease)
+    heartbeat(lease)
     with pytest.raises(InvalidInput) as refused:
         change(lease, renter, max_duration_s=659)
     assert list(refused.value.errors) == ["max_duration_s"]
@@ -88,7 +80,7 @@ def test_shortened_it_ends_no_sooner_than_a_minute_from_now(
     assert Hold.objects.open().get().ticks == 660 * RATE
     assert lease.events.filter(code="limited").count() == 1
     clock.shift(61)
-    heard(lease)
+    heartbeat(lease)
     tasks.sweep_deadlines()
     lease.refresh_from_db()
     assert (lease.state, lease.end_reason) == (State.STOPPING, EndReason.MAX_DURATION)
@@ -102,7 +94,7 @@ def test_the_spend_cap_is_raised_lowered_and_lifted_but_not_below_what_is_used(
     lease = running(renter, tenant, spend_cap_micros=830_000, max_duration_s=7200)  # twenty minutes
     assert lease.deadline_at == START + timedelta(seconds=1200)
     clock.shift(600)
-    heard(lease)
+    heartbeat(lease)
     assert change(lease, renter, spend_cap_micros=1_245_000).deadline_at == START + timedelta(seconds=1800)
     with pytest.raises(InvalidInput) as refused:
         change(lease, renter, spend_cap_micros=415_000)
